@@ -11,3 +11,5 @@ Objective: TypeAlias = Literal["latency", "throughput"]
 """Objective of serving: the shortest time of one request, or the most tokens per second within the limits."""
 ServedPrecision: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
 """Data type of the weights of a served model."""
+Compiling: TypeAlias = Literal["auto", "on", "off"]
+"""Whether layers compute with compiled code; auto does so if it is faster."""

@@ -19,6 +19,7 @@ from tests.e2e.scenes import join, measure
 from tests.e2e.screenshots import appearances, screenshots
 from tests.e2e.talking import TalkingServer, make_model
 
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState
 from share_compute.specification import ServeJob
@@ -103,8 +104,14 @@ def test_a_model_is_deployed_shown_scaled_and_taken_down(page: Page, cluster: Cl
     page.get_by_role("link", name="Deploy a model").first.click()
     page.get_by_label(re.compile("^Model")).fill(str(poet))
     expect(page.get_by_label(re.compile("^Name"))).to_have_value("poet")
+    page.get_by_label(re.compile("^Compiled code")).select_option("if it is faster")
     page.get_by_role("button", name="Deploy", exact=True).click()
     expect(page.get_by_role("heading", name="poet", level=1)).to_be_visible()
+    assert cluster.store.deployments.get("poet").spec.compile == "auto"
+    chosen = Computation(is_compiled=False, gain=0.97, sentence="eager: compiled code is 0.97 times as fast")
+    cluster.store.deployments.choose_computation("poet", chosen)
+    expect(page.get_by_role("log")).to_contain_text("Eager: compiled code is 0.97 times as fast")
+    expect(page.get_by_text("Eager: compiled code is 0.97 times as fast")).to_have_count(2)
     expect(page.get_by_text("ready", exact=True)).to_be_visible()
     placement = page.get_by_role("figure", name=re.compile("Placement of 4 layers"))
     expect(placement).to_contain_text("birch")

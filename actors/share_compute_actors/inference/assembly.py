@@ -22,6 +22,7 @@ from share_compute.errors import (
 )
 from share_compute.inference.placement import Placement, limits_of
 from share_compute.inference.scheduler.engine_steps import EngineStep
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.protocol.membership import Worker
 from share_compute.quantities import listed
@@ -29,6 +30,7 @@ from share_compute.topology import Topology
 from share_compute_actors.group.backoff import Backoff
 from share_compute_actors.group.channels import open_channels
 from share_compute_actors.group.exceptions import MembersLost
+from share_compute_actors.inference.computation import ComputationChooser
 from share_compute_actors.inference.messages import Row
 from share_compute_actors.inference.planner import Planner
 from share_compute_actors.inference.scheduler_service import SchedulerService
@@ -57,11 +59,18 @@ class Assembly:
         group: members, and the machines on which they may run.
         service: the scheduler service, which gets the limits of each epoch.
         status: status of the deployment.
+        computation: the choice between compiled and eager code, without which no stages are formed.
     """
 
     def __init__(
-        self, planner: Planner, group: ServingGroup, service: SchedulerService, status: StatusRecorder
+        self,
+        planner: Planner,
+        group: ServingGroup,
+        service: SchedulerService,
+        status: StatusRecorder,
+        computation: ComputationChooser,
     ) -> None:
+        self._computation = computation
         self._planner = planner
         self._group = group
         self._offered = group.topology
@@ -115,6 +124,12 @@ class Assembly:
         self._group.offer(topology)
         self.attach()
         self._is_to_plan = True
+
+    def choose_computation(self, stored: Computation) -> None:
+        """Compute as the stored choice between compiled and eager code says; `watch` then forms stages."""
+        self._computation.follow(stored)
+        self._status.propose(None)
+        self._tried = frozenset()
 
     def shrink(self, worker: Worker) -> None:
         """Reduce the KV capacity of a machine that ran out of memory, from the next epoch on.
@@ -195,10 +210,12 @@ class Assembly:
             self._group.remove(self._group.workers - offered)
         else:
             self._take_in()
-            if self.placement is None:
+            # With a proposal, stages are formed when the choice is stored.
+            is_free = self._computation.proposal is None
+            if self.placement is None and is_free:
                 self._form_again()
             self._plan()
-            if self._target is not None and self._group.workers.issuperset(self._target.workers):
+            if self._target is not None and is_free and self._group.workers.issuperset(self._target.workers):
                 self._form(self._target)
             self._tidy()
             self._bound_wait()
@@ -289,6 +306,11 @@ class Assembly:
         workers = placement.workers
         try:
             self._group.load(placement)
+            if not self._computation.is_chosen:
+                self._status.set_state(DeploymentState.loading, "compiled code is measured beside eager code")
+                self._computation.propose(workers)
+                self._status.propose(self._computation.proposal)
+                return
             limits = limits_of(
                 self._planner.spec,
                 placement,

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from share_compute.files.strict import StrictModel
+from share_compute.lifecycle.computation import Computation
 from share_compute.models.huggingface.encoder_types import Pooling
 from share_compute.specification import ServeJob
 from share_compute.topology import Topology
@@ -26,6 +27,8 @@ class ServingAssignment(StrictModel):
     """Pooling of an encoder's token vectors; None if the model generates text."""
     topology: Topology
     """The contributors that the replica may use."""
+    computation: Computation | None = None
+    """The deployment's choice between compiled and eager code; None before the choice, or without ``compile``."""
     is_standby: bool = False
     """Whether the server only keeps the members that an earlier server left, until the server is resumed."""
 

@@ -13,6 +13,7 @@ from share_compute_actors.group.answering import ask_shard_store
 from share_compute_actors.group.exceptions import Cancelled
 from share_compute_actors.inference.assembly import Assembly
 from share_compute_actors.inference.assignment import ServingAssignment
+from share_compute_actors.inference.computation import ComputationChooser
 from share_compute_actors.inference.deployment import InboxItem, ReplicaRunner
 from share_compute_actors.inference.planner import Planner
 from share_compute_actors.inference.scheduler_service import SchedulerService
@@ -59,7 +60,8 @@ def begin(
     )
     group = ServingGroup(assignment, model, weights, me.current_actor, stopped)
     planner = Planner(assignment.spec, model.profile, assignment.window_tokens, embeds=embeds)
-    assembly = Assembly(planner, group, service, status)
+    chooser = ComputationChooser(assignment.spec, assignment.computation, group)
+    assembly = Assembly(planner, group, service, status, chooser)
     assembly.attach()
     if assignment.is_standby:
         assembly.stand_by()

@@ -22,6 +22,7 @@ from share_compute.errors import (
     WrongTensor,
 )
 from share_compute.inference.scheduler.engine_steps import EngineStep, StepResult
+from share_compute.lifecycle.computation import Computation
 from share_compute.protocol.membership import Worker
 from share_compute.topology import Topology
 from share_compute_actors.inference.assembly import Assembly
@@ -40,11 +41,12 @@ _MOST_TROUBLES = 3
 """Number of `Trouble` reports without a sampled token in between after which sequences of the failed step fail."""
 _log = logging.getLogger(__name__)
 
-InboxItem: TypeAlias = tuple[Any, Any, Any] | Topology | bool | None
+InboxItem: TypeAlias = tuple[Any, Any, Any] | Topology | Computation | bool | None
 """An item of the inbox, which is one of:
 
 - messages: (claimed sender, key, encoded messages);
 - the machines that may be used from now on;
+- the stored choice between compiled and eager code;
 - whether the replica stands by from now on;
 - None, which means that there may be engine steps to send."""
 
@@ -134,6 +136,8 @@ class ReplicaRunner:
     def _take(self, item: InboxItem) -> None:
         if isinstance(item, Topology):
             self._assembly.offer(item)
+        elif isinstance(item, Computation):
+            self._assembly.choose_computation(item)
         elif item is True:
             self._assembly.stand_by()
         elif item is False:

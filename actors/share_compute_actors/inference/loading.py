@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import ray
@@ -25,13 +25,17 @@ from share_compute_actors.inference.step_engine import StepEngine
 from share_compute_actors.machine.device import measured_device
 from share_compute_actors.messages import Sources, server_source
 
+if TYPE_CHECKING:
+    from share_compute_actors.inference.compiled_stage import StageCompiler
+
 
 def load_shard(
     engine: StepEngine,
     setup: ServingSetup,
     weights: Any,
     shard: Shard,
-    ranks: ServingRanks | None = None,
+    ranks: ServingRanks | None,
+    compiler: StageCompiler | None,
     *,
     keeps_plain: bool,
     is_awaited: bool,
@@ -45,13 +49,17 @@ def load_shard(
         shard: layers of the model.
         ranks: other processes that compute the shard together with this one; None if there are none. They load a whole
             new shard, and it is sealed at once.
+        compiler: compiles the shard; None if the deployment computes eagerly.
         keeps_plain: see `ServingMember.load`.
         is_awaited: see `ServingMember.load`.
 
     Raises:
         ShareComputeError: see `build_shard` and `fill_shard`.
+        CompilerFailed: this machine cannot compile the shard.
     """
     loaded_bytes = 0
+    if compiler is not None:
+        compiler.require()
     engine.keeps_plain = keeps_plain
     if ranks is not None and not ranks.process_ids:
         engine.stage = None  # they ended after an error
@@ -64,6 +72,8 @@ def load_shard(
             engine.stage = None
         stage, missing = build_shard(setup, weights, shard, engine.stage, ranks)
         engine.stage = None  # frees the memory of the parts that are not taken over
+        if compiler is not None:
+            compiler.drop()
         loaded_bytes = sum(tensor.nbytes for tensor in missing.values())
         fill_shard(setup, weights, stage, missing)
         engine.stage = stage
@@ -71,6 +81,9 @@ def load_shard(
             with fits(shard, setup.name):
                 stage.seal(keeps_plain=keeps_plain)
                 stage.warm_up()
+    if compiler is not None:
+        seal_now(engine)
+        compiler.compile(engine.stage)
     trim()  # freed KV caches of the previous epoch must not count as resident
     is_elsewhere = setup.device != "cpu"
     resident_bytes = None if is_elsewhere else psutil.Process().memory_info().rss
@@ -81,6 +94,14 @@ def load_shard(
             tensor.nbytes for name, tensor in engine.stage.tensors().items() if not is_quantized(name)
         )
     return Held(loaded_bytes, Holding(engine.stage.bytes_per_token, resident_bytes))
+
+
+def seal_now(engine: StepEngine) -> EngineStage:
+    """Seal the shard of a member if it is not sealed yet, and return it; call this on the compute thread."""
+    assert engine.stage is not None
+    if not engine.stage.is_sealed:
+        engine.stage.seal(keeps_plain=engine.keeps_plain)
+    return engine.stage
 
 
 def build_shard(

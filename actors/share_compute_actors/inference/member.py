@@ -21,6 +21,7 @@ import ray
 from share_compute.errors import ContributorLost
 from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.shards import Shard
+from share_compute_actors.compiled.choice import COMPILED_TIMES, CompiledTimes
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.lifeline import Lifeline
 from share_compute_actors.group.linked_member import LinkedMember
@@ -40,6 +41,7 @@ from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.wire import NOTHING
 
 if TYPE_CHECKING:
+    from share_compute_actors.inference.compiled_stage import StageCompiler
     from share_compute_actors.inference.ranks import ServingRanks
     from share_compute_actors.inference.step_engine import StepEngine
 
@@ -73,6 +75,7 @@ class ServingMember(LinkedMember):
         self._server = server, key
         self._outgoing: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
         self._engine = StepEngine(self._outgoing.put)
+        self._stage_compiler: StageCompiler | None = None
         self._ranks: ServingRanks | None = None
         if setup.ranks > 1:
             from share_compute_actors.group.ranks.processes import RankDevices  # noqa: PLC0415 - loads torch
@@ -115,7 +118,9 @@ class ServingMember(LinkedMember):
 
     @ray.method(concurrency_group="orders")
     @answers(HELD)
-    def load(self, weights: Any, shard: Shard, *, keeps_plain: bool, is_awaited: bool) -> Held:
+    def load(
+        self, weights: Any, shard: Shard, *, keeps_plain: bool, is_awaited: bool, is_compiled: bool
+    ) -> Held:
         """Load a shard, and drop the previous one. Tensors that both shards have are kept.
 
         Args:
@@ -124,8 +129,10 @@ class ServingMember(LinkedMember):
             keeps_plain: whether packed and plain copies of weights may be kept; see `EngineStage.seal`.
             is_awaited: whether sequences wait for this member. The new shard of a text model is then sealed later, by
                 the `StepEngine`.
+            is_compiled: whether the deployment computes with compiled code. The shard is then sealed and compiled now.
 
         Raises:
+            CompilerFailed: this machine cannot compile the shard.
             ContributorLost: weights arrived damaged, this process does not see the GPU that was measured, or a rank
                 was lost.
             ShardStoreLost: the `ServedWeights` actor died.
@@ -138,11 +145,35 @@ class ServingMember(LinkedMember):
         return engine.order(
             partial(
                 load_shard,
-                *(engine, self._setup, weights, shard, self._ranks),
+                *(engine, self._setup, weights, shard, self._ranks, self._compiler(is_used=is_compiled)),
                 keeps_plain=keeps_plain,
                 is_awaited=is_awaited,
             )
         )
+
+    @ray.method(concurrency_group="orders")
+    @answers(COMPILED_TIMES)
+    def compare_compiled(self) -> CompiledTimes:
+        """Compile the shard, and return the times of an engine step with eager and with compiled code.
+
+        Raises:
+            CompilerFailed: the shard cannot be compiled, or computes other numbers.
+        """
+        from share_compute_actors.inference.loading import seal_now  # noqa: PLC0415 - loads torch
+
+        compiler, engine = self._compiler(is_used=True), self._engine
+        assert compiler is not None
+        return engine.order(lambda: compiler.compare(seal_now(engine)))
+
+    def _compiler(self, *, is_used: bool) -> StageCompiler | None:
+        """Return the compiler of the shard; None, and let the shard compute eagerly, unless ``is_used``."""
+        if is_used and self._stage_compiler is None:
+            from share_compute_actors.inference.compiled_stage import StageCompiler  # noqa: PLC0415 - loads torch
+
+            self._stage_compiler = StageCompiler(self._setup)
+        if not is_used and self._stage_compiler is not None:
+            self._engine.order(self._stage_compiler.switch_off)
+        return self._stage_compiler if is_used else None
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
@@ -151,6 +182,8 @@ class ServingMember(LinkedMember):
         from share_compute_actors.group.allocator import trim  # noqa: PLC0415 - loads torch
 
         self._engine.order(self._engine.unload)
+        if self._stage_compiler is not None:
+            self._stage_compiler.drop()
         if self._ranks is not None:
             self._engine.order(self._ranks.drop)
         trim()

@@ -17,6 +17,15 @@ from share_compute_actors.wire import Messages, Natural, Raised, Schema, Seconds
 
 
 @dataclass(frozen=True, slots=True)
+class ServingCase:
+    """An engine step that a member measures, with one token of each sequence."""
+
+    sequences: int
+    past_tokens: int
+    """Number of earlier tokens of each sequence."""
+
+
+@dataclass(frozen=True, slots=True)
 class ServingSetup:
     """The parameters that a member is started with."""
 
@@ -43,6 +52,8 @@ class ServingSetup:
     """Number of processes that compute the member's layers together."""
     lent_devices: int = 1
     """Number of devices that the machine's owner lends together. If there are several, each rank has its own."""
+    measured: ServingCase = ServingCase(1, 1)
+    """Engine step with which compiled and eager code are compared."""
 
     @property
     def own_threads(self) -> int:

@@ -19,6 +19,7 @@ from share_compute.errors import ShareComputeError, Unavailable, as_ours
 from share_compute.inference.placement import limits_before
 from share_compute.inference.scheduler.events import write_events
 from share_compute.inference.scheduler.options import Generation
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.topology import Topology
 from share_compute_actors.group.exceptions import Cancelled
@@ -117,6 +118,11 @@ class DeploymentServer:
     def offer(self, topology: str) -> None:
         """Replace the set of machines that the replica may use; ``topology`` is JSON."""
         self._inbox.put(topologies.validate_json(topology))
+
+    @ray.method(concurrency_group="control")
+    def choose_computation(self, computation: str) -> None:
+        """Compute as the stored choice between compiled and eager code says; ``computation`` is JSON."""
+        self._inbox.put(Computation.model_validate_json(computation))
 
     @ray.method(concurrency_group="control")
     def set_standby(self, is_on: bool) -> None:

@@ -17,16 +17,28 @@ from share_compute.inference.placement import Placement
 from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.protocol.membership import Worker
 from share_compute.shards import Shard
+from share_compute.specification import ServeJob
+from share_compute_actors.compiled.choice import COMPILED_TIMES, CompiledTimes
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import MembersLost
 from share_compute_actors.group.naming import gpu_options, member_options, workers_of
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.inference.assignment import ServingAssignment
 from share_compute_actors.inference.member import ServingMember
-from share_compute_actors.inference.messages import HEARTBEAT, HELD, LAST_EPOCH, Held, Row, ServingSetup
+from share_compute_actors.inference.messages import (
+    HEARTBEAT,
+    HELD,
+    LAST_EPOCH,
+    Held,
+    Row,
+    ServingCase,
+    ServingSetup,
+)
 from share_compute_actors.inference.served_model import ServedModel
 from share_compute_actors.wire import NOTHING
 
+_MOST_MEASURED = 16
+"""Most sequences of the engine step with which compiled and eager code are compared."""
 _log = logging.getLogger(__name__)
 
 
@@ -72,6 +84,8 @@ class ServingGroup(WorkerGroup):
         self.held: dict[Worker, Held] = {}
         """State of each member's shard, as the member reported it."""
         self.detector.are_loading = False
+        self.is_compiled = False
+        """Whether members compute with compiled code from their next `load` on."""
 
     def cut_off(self, workers: frozenset[Worker]) -> frozenset[Worker]:
         """Return ``workers``, because all of them count as lost; other members can continue their sequences."""
@@ -131,6 +145,7 @@ class ServingGroup(WorkerGroup):
             pooling=self._assignment.pooling,
             ranks=self._assignment.spec.parallelism.tensor,
             lent_devices=len(machine.group),
+            measured=_measured(self._assignment.spec, self._assignment.window_tokens),
         )
 
     def _start(self, worker: Worker) -> Any:
@@ -162,7 +177,13 @@ class ServingGroup(WorkerGroup):
     def _load(self, actor: Any, worker: Worker, placement: Placement, *, is_awaited: bool) -> Any:
         keeps_plain = placement.memory_budgets[worker].holds_weights_twice
         shard = placement.shards[worker]
-        return actor.load.remote(self._weights, shard, keeps_plain=keeps_plain, is_awaited=is_awaited)
+        return actor.load.remote(
+            self._weights,
+            shard,
+            keeps_plain=keeps_plain,
+            is_awaited=is_awaited,
+            is_compiled=self.is_compiled,
+        )
 
     @property
     def expected(self) -> frozenset[Worker]:
@@ -237,6 +258,21 @@ class ServingGroup(WorkerGroup):
         finally:
             self.detector.are_loading = False
 
+    def compare_compiled(self, workers: Collection[Worker]) -> list[CompiledTimes]:
+        """Make members compile their shards, and return the times of eager and compiled code.
+
+        Raises:
+            Cancelled: the replica was stopped.
+            CompilerFailed: a member cannot compile its shard.
+            MembersLost: members were lost meanwhile.
+        """
+        self.detector.are_loading = True
+        try:
+            calls = {worker: self._actors[worker].compare_compiled.remote() for worker in workers}
+            return list(self.gather(COMPILED_TIMES, calls).values())
+        finally:
+            self.detector.are_loading = False
+
     def unload(self) -> None:
         """Make all members free their shards and KV caches.
 
@@ -260,3 +296,9 @@ class ServingGroup(WorkerGroup):
         for worker in workers:
             if worker in self._actors:
                 self._actors[worker].take.remote(steps)
+
+
+def _measured(spec: ServeJob, window_tokens: int) -> ServingCase:
+    """Return the engine step with which compiled and eager code are compared, as the objective of a deployment says."""
+    sequences = 1 if spec.objective == "latency" else min(spec.max_concurrent, _MOST_MEASURED)
+    return ServingCase(sequences, min(spec.prompt_tokens, window_tokens - 1))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from share_compute.errors import ShareComputeError
 from share_compute.inference.placement import Placement
 from share_compute.inference.scheduler.figures import Latency
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import (
     Interruption,
@@ -69,12 +70,18 @@ class StatusRecorder:
         """Time of the first loss since the last token was sampled; None if there was no loss since."""
         self._last_gap_s: float | None = None
         self._interruptions: deque[_Interruption] = deque(maxlen=_INTERRUPTIONS)
+        self._proposal: Computation | None = None
 
     def set_state(self, state: DeploymentState, reason: str, error: ShareComputeError | None = None) -> None:
         """Set the state, with its reason."""
         with self._lock:
             self._state, self._reason, self._is_reading_model = state, reason, False
             self._error = None if error is None else {"code": error.code, **error.facts()}
+
+    def propose(self, computation: Computation | None) -> None:
+        """Report a choice between compiled and eager code that is to be stored; None once a choice is stored."""
+        with self._lock:
+            self._proposal = computation
 
     def formed(self, epoch: int, placement: Placement) -> None:
         """Record that stages were formed."""
@@ -171,6 +178,7 @@ class StatusRecorder:
                     for one in self._interruptions
                 ),
                 holds=tuple(sorted(self._alive | self._expected)),
+                proposed_computation=self._proposal,
                 error=self._error,
             )
 

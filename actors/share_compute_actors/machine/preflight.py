@@ -227,7 +227,7 @@ def check_compiler() -> CheckResult:
         return CheckResult(
             "compiler",
             "warn",
-            "no C++ compiler: jobs with training.compile compute eagerly",
+            "no C++ compiler: jobs and deployments with compile compute eagerly",
             hint="install g++ and the headers of Python, e.g. apt install g++ python3-dev",
         )
     headers = sysconfig.get_paths()["include"]
@@ -245,7 +245,7 @@ def check_compiler() -> CheckResult:
             return CheckResult("compiler", "ok", f"{compiler} works")
         errors = [line for line in done.stderr.splitlines() if "error" in line]
         reason = errors[0] if errors else f"it exits with {done.returncode}"
-    text = f"{compiler} does not work, so jobs with training.compile compute eagerly: {reason}"
+    text = f"{compiler} does not work, so jobs and deployments with compile compute eagerly: {reason}"
     return CheckResult("compiler", "warn", text, hint=hint)
 
 

@@ -41,7 +41,9 @@ _RETRY_S = 0.2
 """Pause before an unreachable actor is called again, in seconds."""
 _METHODS: Final = {
     "coordinator": frozenset({"events", "cancel", "suspend", "offer", "drain"}),
-    "deployment": frozenset({"submit", "cancel", "pull", "status", "offer", "set_standby", "stop"}),
+    "deployment": frozenset(
+        {"submit", "cancel", "pull", "status", "offer", "choose_computation", "set_standby", "stop"}
+    ),
     "contributor": frozenset({"dial", "probe"}),
 }
 _ANSWERS: Final[dict[str, Schema[Any]]] = {"submit": NOTHING, "probe": TEXT}

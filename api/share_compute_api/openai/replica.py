@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from share_compute.errors import ShareComputeError
 from share_compute.inference.scheduler.events import SequenceEvent, read_events
 from share_compute.inference.scheduler.options import Generation
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_status import ServingStatus
 from share_compute.topology import Topology
 from share_compute_api.cluster.cluster import Cluster
@@ -58,6 +59,9 @@ class Replica(Protocol):
 
     async def offer(self, topology: Topology) -> None:
         """Send the replica the machines that it may use from now on; this replaces earlier offers."""
+
+    async def choose_computation(self, computation: Computation) -> None:
+        """Send the replica the deployment's stored choice between compiled and eager code."""
 
     async def set_standby(self, *, is_on: bool) -> None:
         """Put the replica on standby, where it keeps its processes but not its weights, or let it serve again."""
@@ -120,6 +124,10 @@ class RayReplica:
     async def offer(self, topology: Topology) -> None:
         """Send the replica the machines that it may use from now on; this replaces earlier offers."""
         await self._ask("offer", _topology.dump_json(topology).decode())
+
+    async def choose_computation(self, computation: Computation) -> None:
+        """Send the replica the deployment's stored choice between compiled and eager code."""
+        await self._ask("choose_computation", computation.model_dump_json())
 
     async def set_standby(self, *, is_on: bool) -> None:
         """Put the replica on standby, where it keeps its processes but not its weights, or let it serve again."""

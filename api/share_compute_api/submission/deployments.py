@@ -90,6 +90,10 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
             "ranks share the layers of models that write text, and this is an encoder",
             "leave it out, and lend more threads in its place",
         )
+    if is_encoder and spec.compile != "off":
+        raise refused(
+            "compile", "compiled code is for models that write text, and this is an encoder", "leave it out"
+        )
     check_ranks(spec.parallelism.tensor, config)
     check_length(spec.max_seq, model_window(folder, config, is_stretched=True))
 

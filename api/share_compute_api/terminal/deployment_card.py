@@ -26,6 +26,9 @@ def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
     console.print(
         f"[dim]deployed {since(view.created_at)}; window {_window(status)}; {view.spec.dtype}[/dim]"
     )
+    if view.computation is not None:
+        text = escape(translated(view.computation.sentence))
+        console.print(f"{heading('computation')}  {text}", highlight=False)
     console.print(f"{heading('replicas')}  {replicas_text(view)}", highlight=False)
     if view.replicas is not None:
         more = [f"{view.replicas.wanted} wanted: {view.replicas.reason}"]

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, TypeAdapter
 
 from share_compute.files.strict import StrictModel
+from share_compute.lifecycle.computation import Computation
 from share_compute.planning.cost.timings import MachineTimings
 from share_compute.planning.plan import Plan
 from share_compute.protocol.failures import InjectedFailure
@@ -146,15 +147,10 @@ class Started(StrictModel):
     total_steps: int
 
 
-class ComputationChosen(StrictModel):
+class ComputationChosen(Computation):
     """Report whether the job computes with compiled or with eager code, for a job with ``training.compile``."""
 
     type: Literal["computation"] = "computation"
-    is_compiled: bool
-    gain: float | None = Field(default=None, gt=0)
-    """Ratio of the eager time to the compiled time of the slowest stage; None if it was not measured."""
-    sentence: str
-    """Human-readable description with the reason."""
 
 
 class StepCommitted(StrictModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from share_compute.files.strict import StrictModel
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.planning.report import ServingPrediction
 
@@ -110,5 +111,7 @@ class ServingStatus(StrictModel):
     """The last interruptions, in order."""
     holds: tuple[str, ...] = ()
     """Ids of contributors on which members run, or are about to start."""
+    proposed_computation: Computation | None = None
+    """Choice between compiled and eager code that the replica measured, until the control plane has stored one."""
     error: dict[str, Any] | None = None
     """Code and facts of the error, if the replica failed."""

@@ -10,7 +10,7 @@ All parsers take text or a mapping:
 `job_schema` returns the JSON schema of a kind.
 """
 
-from share_compute.choices import Objective, ServedPrecision
+from share_compute.choices import Compiling, Objective, ServedPrecision
 from share_compute.specification.base import SpecModel, TextPath
 from share_compute.specification.batch import (
     BATCH_KINDS,
@@ -95,6 +95,7 @@ __all__ = [
     "BatchJob",
     "BatchSamplingSpec",
     "Collective",
+    "Compiling",
     "CropSpec",
     "DataSpec",
     "EarlyStoppingSpec",

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -21,6 +22,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails
 
+from share_compute.choices import Compiling
 from share_compute.files.strict import StrictModel, custom_error, nearest
 
 
@@ -85,6 +87,13 @@ TextPath = Annotated[Path, AfterValidator(_writable)]
 """A path that is valid Unicode, so that JSON can store it."""
 
 
+def _switch(value: Any) -> Any:
+    """Return the word that a YAML file has, where YAML 1.1 reads ``on`` and ``off`` as a boolean."""
+    return ("on" if value else "off") if isinstance(value, bool) else value
+
+
+CompileMode: TypeAlias = Annotated[Compiling, BeforeValidator(_switch, json_schema_input_type=Compiling)]
+"""A field ``compile``, also in YAML."""
 HubName: TypeAlias = Annotated[
     str,
     Field(max_length=193, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?$"),

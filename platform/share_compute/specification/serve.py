@@ -8,7 +8,14 @@ from typing import Literal, Self, TypeAlias
 from pydantic import Field, model_validator
 
 from share_compute.choices import Objective, ServedPrecision
-from share_compute.specification.base import HubName, Revision, SpecModel, TextPath, exactly_one
+from share_compute.specification.base import (
+    CompileMode,
+    HubName,
+    Revision,
+    SpecModel,
+    TextPath,
+    exactly_one,
+)
 from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.specification.replicas import Replicas, ReplicasSpec
 
@@ -88,6 +95,8 @@ class ServingOptions(SpecModel):
     """Most sequences that are generated at one time on one replica; others wait."""
     dtype: ServedPrecision = Field(default="float32", title="Precision")
     """Type of weights and of computation. With int8, only weights are int8, and computation is in float32."""
+    compile: CompileMode = Field(default="off", title="Compiled code")
+    """Compile layers with torch.compile; auto does so if it is faster. Answers may then differ in the last bits."""
     objective: Objective = "latency"
     """Objective of the placement: the shortest time of one request, or the most tokens per second within the limits."""
     prompt_tokens: int = Field(default=512, ge=1, le=2**24)
@@ -109,6 +118,15 @@ class ServingOptions(SpecModel):
         given = [name for name in limits if getattr(self, name) is not None]
         if given and self.objective == "latency":
             raise ValueError(f"{given[0]} is for objective throughput; latency is as short as it can be")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_compiled(self) -> Self:
+        if self.compile != "off" and self.parallelism.tensor > 1:
+            raise ValueError(
+                f"compile {self.compile} needs parallelism.tensor 1, and it is {self.parallelism.tensor}: the "
+                "processes of a machine compute eagerly"
+            )
         return self
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from share_compute.specification.base import SpecModel
+from share_compute.specification.base import CompileMode, SpecModel
 from share_compute.specification.boundaries import NO_BOUNDARY_COMPRESSION, BoundaryCompressionSpec
 from share_compute.specification.compression import (
     CompressionSpec,
@@ -30,7 +30,6 @@ from share_compute.specification.task import RISING, LossSpec, Metric, TargetSpe
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 Collective: TypeAlias = Literal["auto", "ring", "tree", "sharded", "hierarchical"]
-Compiling: TypeAlias = Literal["auto", "on", "off"]
 DEFAULT_LR_END = 1e-7
 """Default final learning rate of schedule polynomial, as in ``transformers``."""
 
@@ -119,7 +118,7 @@ class TrainingSpec(SpecModel):
     """Codec of the activations and gradients that stages exchange, for slow links."""
     precision: Precision = "float32"
     """Type in which layers compute; weights, their gradients and the optimizer's state stay float32."""
-    compile: Compiling = Field(default="off", title="Compiled code")
+    compile: CompileMode = Field(default="off", title="Compiled code")
     """Compile layers with torch.compile; auto does so if it is faster. The weights then differ in the last bits."""
     activation_checkpointing: bool = False
     """Keep only the inputs of each layer and recompute the rest in the backward pass: less memory, more time."""

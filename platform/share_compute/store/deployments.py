@@ -10,6 +10,7 @@ from sqlalchemy import select, tuple_
 from sqlalchemy.orm import Session
 
 from share_compute.errors import Conflict, NotFound
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import LIVE, DeploymentState, check_change
 from share_compute.lifecycle.deployment_status import Interruption
 from share_compute.planning.plan import Plan
@@ -174,6 +175,20 @@ class Deployments:
             row = deployment_row(session, deployment_id)
             replicas = {"wanted": wanted, "wanted_before": before}
             _record_event(session, row, row.state, self._clock(), reason=reason, replicas=replicas)
+
+    def choose_computation(self, deployment_id: str, computation: Computation) -> DeploymentRecord:
+        """Store whether a deployment computes with compiled or with eager code, unless a choice is stored already.
+
+        Raises:
+            NotFound: no deployment has this id.
+        """
+        with self._database.write() as session:
+            row = deployment_row(session, deployment_id)
+            if row.computation is None:
+                row.computation = computation.model_dump(mode="json")
+                facts = {"computation": row.computation}
+                _record_event(session, row, row.state, self._clock(), **facts)
+            return DeploymentRecord.model_validate(row)
 
     def interrupted(self, deployment_id: str, replica: int, interruption: Interruption) -> None:
         """Record in an event that a replica was interrupted.

@@ -14,6 +14,7 @@ from share_compute.device_kinds import DeviceKind
 from share_compute.errors import Conflict
 from share_compute.files.described import DescribedModel
 from share_compute.lifecycle.attempt_events import Measured, ReplanProposed, RowsDone
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState, JobState
 from share_compute.planning.plan import Plan
@@ -443,6 +444,8 @@ class DeploymentRecord(Record):
     spec: ServeJob
     plans: tuple[Plan, ...]
     """Placement of layers on machines, one plan for each replica; empty until a replica was placed."""
+    computation: Computation | None = None
+    """Choice between compiled and eager code, for a deployment with ``compile``; null before the choice."""
     error: dict[str, Any] | None
     """Code and facts of the error, if the deployment failed."""
     created_at: datetime

@@ -19,6 +19,7 @@ import pytest
 import ray
 import torch
 from ray.exceptions import RayActorError
+from tests import programs
 from tests.platform.inference.stages import CPU, Serving, opening
 
 from share_compute.errors import TooLong
@@ -40,6 +41,8 @@ pytestmark = pytest.mark.slow
 LAYERS = 6
 WINDOW = 512
 DEADLINE_S = 120.0
+COMPILING_S = 600.0
+"""Deadline where members compile, which takes minutes on a busy machine."""
 PROMPTS = [[1, 2, 3, 4, 5], [7] * 40, [9, 8], [30, 31, 32, 33]]
 DRAWN: dict[str, Any] = {
     "temperature": 0.9,
@@ -121,8 +124,8 @@ class Served:
     def status(self) -> ServingStatus:
         return ServingStatus.model_validate_json(ray.get(self.server.status.remote()))
 
-    def pull_until(self, reached: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE_S
+    def pull_until(self, reached: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+        deadline = time.monotonic() + deadline_s
         while not reached():
             assert time.monotonic() < deadline, f"{self.status()} {self.ends}"
             events = read_events(ray.get(self.server.pull.remote(self.num_pulled, 1.0)))
@@ -309,6 +312,42 @@ def test_weights_in_int8_are_loaded_as_such_and_give_the_same_tokens_over_stages
         request = replace(opening(sequence, prompt), capacity_tokens=WINDOW)
         assert served.tokens[sequence] == alone.run({request: [len(prompt)]}, 120)[sequence]
     assert served.status().recoveries == 1
+
+
+@pytest.mark.exact
+def test_a_deployment_with_compiled_code_goes_on_with_the_same_tokens_after_a_loss(
+    serve: Callable[..., Served],
+) -> None:
+    programs.require("g++")
+    served = serve({"compile": "on", "parallelism": {"stages": 2}})
+    alone = served.submit(0, PROMPTS[:1], 120, **DRAWN)
+    served.pull_until(lambda: served.status().proposed_computation is not None, COMPILING_S)
+    proposed = served.status().proposed_computation
+    assert proposed is not None
+    assert proposed.is_compiled, proposed
+    assert proposed.gain is not None
+    assert 0 not in served.tokens  # nothing is computed before the choice is stored
+    ray.get(served.server.choose_computation.remote(proposed.model_dump_json()))
+    served.pull_until(lambda: served.have_ended(alone), COMPILING_S)
+    status = served.wait_for_stages(2)
+    assert status.proposed_computation is None
+    again = served.submit(10, PROMPTS[:1], 120, **DRAWN)
+    served.pull_until(lambda: served.has(10, 20))
+    killed = status.stages[1]
+    assert killed.process_id is not None
+    os.kill(killed.process_id, signal.SIGKILL)
+    served.pull_until(lambda: served.have_ended(again), COMPILING_S)
+    assert served.tokens[10] == served.tokens[0]
+    assert served.status().recoveries == 1
+
+    # Another server of the replica knows the choice, and takes over the members.
+    members = [stage.process_id for stage in served.wait_for_stages(2).stages]
+    ray.kill(served.server)
+    second = serve({"compile": "on", "parallelism": {"stages": 2}}, computation=proposed)
+    last = second.submit(20, PROMPTS[:1], 120, **DRAWN)
+    second.pull_until(lambda: second.have_ended(last), COMPILING_S)
+    assert second.tokens[20] == served.tokens[0]
+    assert [stage.process_id for stage in second.wait_for_stages(2).stages] == members
 
 
 def test_a_deployment_with_ranks_goes_on_after_the_loss_of_one(

@@ -22,10 +22,10 @@ from share_compute.models.cells import replace_inner, run_by_cell
 from share_compute.models.factory import build_stage
 from share_compute.protocol.tree import SummationTree
 from share_compute.shards import Shard
-from share_compute.specification import LayerSpec, TrainingSpec, parse_job
-from share_compute.specification.training import Compiling
-from share_compute_actors.training.compiled.artifacts import Artifacts
-from share_compute_actors.training.compiled.layers import COMPILED_TIMES, CompiledLayers, CompiledTimes
+from share_compute.specification import Compiling, LayerSpec, TrainingSpec, parse_job
+from share_compute_actors.compiled.artifacts import Artifacts
+from share_compute_actors.compiled.choice import COMPILED_TIMES, CompiledTimes
+from share_compute_actors.training.compiled_layers import CompiledLayers, TrainingCase
 from share_compute_actors.training.coordinator.computation import choose_computation, give_up_compiling
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.step_log import StepLog
@@ -36,7 +36,7 @@ LLAMA = {
     "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16, "vocab_size": 20,
 }  # fmt: skip
 IDS = torch.arange(8).reshape(1, 8)
-KEY = (0, 1)
+KEY = (0, 1, 0)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_layers_of_single_operations_stay_eager(artifacts: Artifacts) -> None:
     stage.initialize(0)
     inputs = torch.rand(2, 64)
     before = stage.forward(inputs)
-    CompiledLayers(stage, "ada", artifacts).compare([(0, inputs)], KEY)  # needs no compiler
+    CompiledLayers(stage, "ada", artifacts).compare([TrainingCase(KEY, inputs)])  # needs no compiler
     assert torch.equal(stage.forward(inputs), before)
 
 
@@ -84,7 +84,7 @@ def test_compiled_layers_compute_the_same_bits_each_time(artifacts: Artifacts) -
     stage.initialize(0)
     runner = Runner(stage, TrainingSpec(microbatches=1), SummationTree((1,)))
     runner.compiled = CompiledLayers(stage, "ada", artifacts)
-    times = runner.compiled.compare([(0, IDS)], KEY)
+    times = runner.compiled.compare([TrainingCase(KEY, IDS)])
     assert times.warm_up_s > 0
     assert all(
         parameter.grad is None or not parameter.grad.any() for parameter in stage.parameters().values()

@@ -20,6 +20,7 @@ from share_compute.inference.placement import limits_before
 from share_compute.inference.scheduler.events import Emitted, Finished, SequenceEvent
 from share_compute.inference.scheduler.limits import SchedulerLimits
 from share_compute.inference.scheduler.options import Generation, SamplingOptions
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import Interruption, ServingStatus
 from share_compute.lifecycle.states import ContributorState
@@ -53,6 +54,7 @@ class Replica:
         self.assignment = assignment
         self.topologies = [assignment.topology]
         self.standbys: list[bool] = []
+        self.computations: list[Computation] = []
         self.is_closed = False
         self.failure: Exception | None = None
         self.doors = asyncio.Event()
@@ -84,6 +86,10 @@ class Replica:
         self._status = ServingStatus(
             state=DeploymentState.ready, reason="serves", prediction=prediction, holds=contributor_ids
         )
+
+    def propose(self, computation: Computation) -> None:
+        """Report a measured choice between compiled and eager code."""
+        self._status = self._status.model_copy(update={"proposed_computation": computation})
 
     def interrupt(self, interruption: Interruption) -> None:
         """Report a loss."""
@@ -152,6 +158,11 @@ class Replica:
     async def offer(self, topology: Topology) -> None:
         self._require_life()
         self.topologies.append(topology)
+
+    async def choose_computation(self, computation: Computation) -> None:
+        self._require_life()
+        self.computations.append(computation)
+        self._status = self._status.model_copy(update={"proposed_computation": None})
 
     async def set_standby(self, *, is_on: bool) -> None:
         self._require_life()
@@ -323,6 +334,25 @@ def test_a_stream_goes_on_when_its_server_dies(store: Store, tmp_path: Path) -> 
         assert "server died" in died["reason"]
         (end,) = [data["went_on"] for data in reported if "went_on" in data]
         assert end["seconds"] == end["ago_s"] > 0
+
+    run(store, tmp_path, story)
+
+
+def test_all_replicas_compute_as_the_first_one_proposed(store: Store, tmp_path: Path) -> None:
+    first, other = (
+        Computation(is_compiled=is_compiled, gain=1.5, sentence="measured") for is_compiled in (True, False)
+    )
+
+    async def story(house: House) -> None:
+        record = house.deploy(compile="auto", replicas=2)
+        replicas = [await house.replicas.get() for _ in range(2)]
+        assert [one.assignment.computation for one in replicas] == [None, None]
+        for replica, proposed in zip(replicas, (first, other), strict=True):
+            replica.propose(proposed)
+            await house.until(lambda replica=replica: replica.computations == [first])
+        assert house.store.deployments.get(record.id).computation == first
+        replicas[0].die()
+        assert (await house.replicas.get()).assignment.computation == first
 
     run(store, tmp_path, story)
 

@@ -323,6 +323,9 @@ def test_encoders_are_not_served_in_int8(served: Plane, model: Path) -> None:
     spec = parse_deployment({"name": "bert", "model": {"path": str(model)}, "dtype": "int8"})
     with pytest.raises(UserError, match="dtype: int8 is for models that write text"):
         check_deployment(spec, served.store, served.app.state.context.isolated)
+    compiled = parse_deployment({**spec.model_dump(), "dtype": "float32", "compile": "auto"})
+    with pytest.raises(UserError, match="compile: compiled code is for models that write text"):
+        check_deployment(compiled, served.store, served.app.state.context.isolated)
     several = parse_deployment({**spec.model_dump(), "dtype": "float32", "parallelism": {"tensor": 2}})
     with pytest.raises(UserError, match=r"parallelism\.tensor: .* this is an encoder"):
         check_deployment(several, served.store, served.app.state.context.isolated)
@@ -375,13 +378,15 @@ def run(plane: Plane, tmp_path: Path) -> Run:
 
 
 def test_a_deployments_life_from_the_terminal(run: Run, model: Path) -> None:
-    made = run("serve", str(model), "--max-seq", "64", "--dtype", "bfloat16", "--objective", "throughput")
+    options = ("--max-seq", "64", "--dtype", "bfloat16", "--objective", "throughput", "--compile", "auto")
+    made = run("serve", str(model), *options)
     assert made.exit_code == 0, made.output
     assert "pending" in made.stdout
     assert "/v1, model tiny-llama" in made.stdout
     listed = json.loads(run("deployments", "--json").stdout)["items"][0]
     spec = listed["spec"]
-    assert (spec["dtype"], spec["objective"], spec["max_seq"]) == ("bfloat16", "throughput", 64)
+    wanted = ("bfloat16", "throughput", 64, "auto")
+    assert (spec["dtype"], spec["objective"], spec["max_seq"], spec["compile"]) == wanted
     table = " ".join(run("deployments").stdout.split())
     assert "tiny-llama" in table
     assert "nothing has placed it" in table

@@ -90,3 +90,24 @@ def test_what_is_wrong_is_named(change: dict[str, Any], field: str) -> None:
     with pytest.raises(UserError) as caught:
         parse_deployment({**good, **change})
     assert field in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"parallelism": {"tensor": 2}}, "compile auto needs parallelism.tensor 1, and it is 2"),
+        ({"compile": "fast"}, "compile"),
+    ],
+)
+def test_deployments_that_cannot_be_compiled_are_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_deployment({"name": "x", "model": {"path": "/x"}, "compile": "auto", **fields})
+    assert problem in str(refused.value.details) + refused.value.message
+
+
+@pytest.mark.parametrize("mode", ["auto", "on", "off"])
+def test_compile_is_read_from_yaml(mode: str) -> None:
+    """YAML 1.1 reads ``on`` and ``off`` as booleans."""
+    assert parse_deployment(f"{TEXT}compile: {mode}\n").compile == mode
+    job = f"training: {{steps: 1, compile: {mode}}}\nmodel: {{layers: [{{type: relu}}]}}\ndata: {{dataset: digits}}\n"
+    assert parse_job(job).training.compile == mode

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from share_compute.errors import Conflict, NotFound
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import Interruption
 from share_compute.planning.plan import Plan
@@ -67,6 +68,17 @@ def test_what_a_replica_loses_is_reported_and_that_it_continues(store: Store) ->
     assert len(store.events.after(0, deployment_id=other.id)) == 1
     with pytest.raises(NotFound):
         store.deployments.interrupted("dep-none", 0, lost)
+
+
+def test_the_first_choice_of_compiled_code_stays(store: Store) -> None:
+    made = store.deployments.create(spec(), reason="submitted")
+    assert made.computation is None
+    first = Computation(is_compiled=True, gain=1.25, sentence="compiled: 1.25 times as fast as eager")
+    for proposed in (first, Computation(is_compiled=False, sentence="eager: no compiler")):
+        assert store.deployments.choose_computation(made.id, proposed).computation == first
+    assert store.deployments.get(made.id).computation == first
+    (_, event) = store.events.after(0, deployment_id=made.id)
+    assert event.data["computation"] == first.model_dump()
 
 
 def test_a_failure_is_kept_with_its_cause(store: Store) -> None:

@@ -79,7 +79,7 @@ _SQL = re.compile(
 )
 _CODE = re.compile(
     r"\(\.\*|\.\*$|\\w|torch\.cuda\.|^import \S+|^from [\w.]+ import |^\{?\"|^\[Unit\]|^-c |^git clone|^abcdefg"
-    r"|^Input |^Bearer |^#include "
+    r"|^Input |^Bearer |^#include |^[a-z]+\(Tensor "
     r"|^(\{\}=\{\} )?share-compute [a-z]+( [a-z]+)?( -f)?( \{\})*\n?$|^(prctl|landlock_add_rule) "
 )
 """Patterns, programs and commands."""

@@ -3005,6 +3005,24 @@ export interface components {
             top_p?: number | null;
         };
         /**
+         * Computation
+         * @description The choice between compiled and eager code, for a job or deployment whose ``compile`` is not ``off``.
+         */
+        Computation: {
+            /**
+             * Gain
+             * @description Ratio of the eager time to the compiled time; None if it was not measured.
+             */
+            gain?: number | null;
+            /** Is Compiled */
+            is_compiled: boolean;
+            /**
+             * Sentence
+             * @description Human-readable description with the reason.
+             */
+            sentence: string;
+        };
+        /**
          * ContributorEntry
          * @description One machine.
          */
@@ -3703,6 +3721,13 @@ export interface components {
          */
         DeploymentRequest: {
             /**
+             * Compiled code
+             * @description Compile layers with torch.compile; auto does so if it is faster. Answers may then differ in the last bits.
+             * @default off
+             * @enum {string}
+             */
+            compile: "auto" | "on" | "off";
+            /**
              * Precision
              * @description Type of weights and of computation. With int8, only weights are int8, and computation is in float32.
              * @default float32
@@ -3821,6 +3846,8 @@ export interface components {
          * @description A deployment and its replicas.
          */
         DeploymentView: {
+            /** @description Choice between compiled and eager code, for a deployment with ``compile``; null before the choice. */
+            computation?: components["schemas"]["Computation"] | null;
             /**
              * Created At
              * Format: date-time
@@ -10094,6 +10121,13 @@ export interface components {
          */
         ServeJob: {
             /**
+             * Compiled code
+             * @description Compile layers with torch.compile; auto does so if it is faster. Answers may then differ in the last bits.
+             * @default off
+             * @enum {string}
+             */
+            compile: "auto" | "on" | "off";
+            /**
              * Precision
              * @description Type of weights and of computation. With int8, only weights are int8, and computation is in float32.
              * @default float32
@@ -10191,6 +10225,13 @@ export interface components {
          */
         ServeLinkSpec: {
             /**
+             * Compiled code
+             * @description Compile layers with torch.compile; auto does so if it is faster. Answers may then differ in the last bits.
+             * @default off
+             * @enum {string}
+             */
+            compile: "auto" | "on" | "off";
+            /**
              * Precision
              * @description Type of weights and of computation. With int8, only weights are int8, and computation is in float32.
              * @default float32
@@ -10278,6 +10319,13 @@ export interface components {
          * @description Deployment of the result, with the fields of a deployment except its model.
          */
         ServeLinkSpecRequest: {
+            /**
+             * Compiled code
+             * @description Compile layers with torch.compile; auto does so if it is faster. Answers may then differ in the last bits.
+             * @default off
+             * @enum {string}
+             */
+            compile: "auto" | "on" | "off";
             /**
              * Precision
              * @description Type of weights and of computation. With int8, only weights are int8, and computation is in float32.
@@ -10671,6 +10719,8 @@ export interface components {
             predicted_tokens_per_s?: number | null;
             /** @description The plan and its predicted performance; None without a plan. */
             prediction?: components["schemas"]["ServingPrediction"] | null;
+            /** @description Choice between compiled and eager code that the replica measured, until the control plane has stored one. */
+            proposed_computation?: components["schemas"]["Computation"] | null;
             /**
              * @default {
              *       "emitted_tokens": 0,

@@ -17,6 +17,7 @@ export interface WantedDeployment {
   replicas?: string;
   max_seq?: number;
   dtype?: string;
+  compile?: string;
   objective?: string;
 }
 

@@ -68,6 +68,7 @@ export interface DeploymentNews {
   replicas?: { wanted?: number; wanted_before?: number; asked?: string; asked_before?: string };
   interrupted?: { replica: number; of: number; number: number; reason: string; machines: string[]; ago_s: number };
   went_on?: { replica: number; number: number; ago_s: number; seconds: number };
+  computation?: { is_compiled: boolean; gain: number | null; sentence: string };
   error?: { hint?: string };
 }
 

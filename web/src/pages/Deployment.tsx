@@ -50,6 +50,11 @@ function Known({ deployment }: { deployment: DeploymentData }) {
       actions={!hasEnded && <Actions deployment={deployment} />}
     >
       <Standing deployment={deployment} />
+      {deployment.computation != null && (
+        <Text size="sm" c="dimmed">
+          {sentence(deployment.computation.sentence)}
+        </Text>
+      )}
       <SimpleGrid cols={{ base: 2, sm: 4 }} spacing="sm">
         <Figure
           label={t("Replicas that answer")}

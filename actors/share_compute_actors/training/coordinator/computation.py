@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from share_compute.errors import CompilerFailed
 from share_compute.lifecycle.attempt_events import AttemptEvent, ComputationChosen
-from share_compute.quantities import seconds_text
-from share_compute.specification.training import Compiling
-from share_compute_actors.training.compiled.layers import LEAST_GAIN, gain_of
+from share_compute.specification import Compiling
+from share_compute_actors.compiled.choice import choose, gain_of
 from share_compute_actors.training.membership.training_group import TrainingGroup
 from share_compute_actors.training.step_log import StepLog
 
@@ -42,16 +41,9 @@ def choose_computation(
         except CompilerFailed as failure:
             give_up_compiling(failure, step_log, report)
         else:
-            gain = gain_of(times)
-            if known or mode == "on" or gain >= LEAST_GAIN:
-                warm_up = seconds_text(max(each.warm_up_s for each in times))
-                sentence = f"compiled: {gain:.2f} times as fast as eager, after {warm_up} of compiling"
-                chosen = ComputationChosen(is_compiled=True, gain=gain, sentence=sentence)
-            else:
-                sentence = f"eager: compiled code is {gain:.2f} times as fast"
-                chosen = ComputationChosen(is_compiled=False, gain=gain, sentence=sentence)
+            chosen = choose("on" if known else mode, times, gain_of(times))
             step_log.choose_computation(is_compiled=chosen.is_compiled)
-            report(chosen)
+            report(ComputationChosen(**chosen.model_dump()))
     group.choose_computation(is_compiled=step_log.is_compiled is True)
 
 

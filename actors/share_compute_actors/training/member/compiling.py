@@ -7,17 +7,16 @@ from typing import Any
 
 import ray
 import torch
-from torch import Tensor
 
-from share_compute.device_kinds import KINDS
 from share_compute.errors import CompilerFailed
 from share_compute.models.boundary import numbers_in
 from share_compute.protocol.member import MemberMachine
+from share_compute_actors.compiled.artifacts import Artifacts
+from share_compute_actors.compiled.choice import COMPILED_TIMES, CompiledTimes
+from share_compute_actors.compiled.layers import require_compiler
 from share_compute_actors.group.answering import answers
-from share_compute_actors.machine.preflight import check_compiler
 from share_compute_actors.messages import MemberSetup
-from share_compute_actors.training.compiled.artifacts import Artifacts
-from share_compute_actors.training.compiled.layers import COMPILED_TIMES, CompiledLayers, CompiledTimes
+from share_compute_actors.training.compiled_layers import CompiledLayers, TrainingCase
 from share_compute_actors.training.member.engine import TrainingEngine
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.samples import Rows
@@ -51,7 +50,7 @@ class CompilesLayers:
         assert self._runner is not None
         step = self._machine.applied
         layers = self._prepared(self._runner)
-        return layers.compare(self._cells(self._runner, step), (self._setup.training.seed, step))
+        return layers.compare(self._cases(self._runner, step))
 
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
@@ -75,7 +74,7 @@ class CompilesLayers:
             CompilerFailed: the layers cannot be compiled.
             ShardStoreLost: the shard store, which has the samples, died.
         """
-        self._prepared(runner).warm_up(self._cells(runner, step), (self._setup.training.seed, step))
+        self._prepared(runner).warm_up(self._cases(runner, step))
 
     def _require_compiler(self) -> None:
         """Check that this machine can compile layers.
@@ -83,12 +82,7 @@ class CompilesLayers:
         Raises:
             CompilerFailed: it cannot.
         """
-        name = self._setup.name
-        if KINDS[self._setup.device].is_gpu:
-            raise CompilerFailed(f"{name} computes on a GPU, and only CPUs use compiled code")
-        found = check_compiler()
-        if found.state != "ok":
-            raise CompilerFailed(f"{name}: {found.text}", hint=found.hint)
+        require_compiler(self._setup.name, self._setup.device)
 
     def _prepared(self, runner: Runner) -> CompiledLayers:
         if runner.compiled is None:
@@ -96,17 +90,17 @@ class CompilesLayers:
             runner.compiled = CompiledLayers(runner.stage, self._setup.name, self._artifacts)
         return runner.compiled
 
-    def _cells(self, runner: Runner, step: int) -> list[tuple[int, Tensor]]:
-        """Return the id and the input of a microbatch of each task; random numbers stand for activations."""
+    def _cases(self, runner: Runner, step: int) -> list[TrainingCase]:
+        """Return a microbatch of each task; random numbers stand for activations."""
         training, stage = self._setup.training, runner.stage
-        microbatches = range(len(stage.objectives))
+        keys = [(training.seed, step, microbatch) for microbatch in range(len(stage.objectives))]
         if stage.shard.is_first:
             rows = Rows(self._shard_store, "inputs")
             following = min(step + 1, training.steps)
-            return [(microbatch, rows.take(following, microbatch)) for microbatch in microbatches]
+            return [TrainingCase(key, rows.take(following, key[2])) for key in keys]
         expected = runner.expected("activation")
         if expected is None or expected.shape is None:
             raise CompilerFailed("the model does not say how many numbers pass between its layers")
         drawn = torch.randn(expected.shape, generator=torch.Generator().manual_seed(training.seed))
         dtypes = sorted(numbers_in(training.precision), key=str)
-        return [(microbatch, drawn.to(dtype)) for microbatch in microbatches for dtype in dtypes]
+        return [TrainingCase(key, drawn.to(dtype)) for key in keys for dtype in dtypes]

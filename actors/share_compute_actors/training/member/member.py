@@ -23,6 +23,7 @@ from share_compute.protocol.tree import SummationTree
 from share_compute.shards import Shard
 from share_compute.training.finiteness import NonFiniteValue, first_of
 from share_compute.training.shares import WHOLE, OptimizerShare
+from share_compute_actors.compiled.artifacts import Artifacts
 from share_compute_actors.group.allocator import passing_through, peak_resident_bytes
 from share_compute_actors.group.answering import answers
 from share_compute_actors.group.failing import FailsOnRequest
@@ -41,7 +42,6 @@ from share_compute_actors.messages import (
 )
 from share_compute_actors.training.backups.copies import Copies, RemotePrimary
 from share_compute_actors.training.backups.copy_quota import CopyQuota
-from share_compute_actors.training.compiled.artifacts import Artifacts
 from share_compute_actors.training.faults import with_faults
 from share_compute_actors.training.member.backup_calls import BackupCalls
 from share_compute_actors.training.member.compiling import CompilesLayers

@@ -41,7 +41,7 @@ from share_compute.training.optimizers import (
     undecayed_parameters,
 )
 from share_compute.training.shares import WHOLE, OptimizerShare
-from share_compute_actors.training.compiled.layers import CompiledLayers
+from share_compute_actors.training.compiled_layers import CompiledLayers
 from share_compute_actors.training.member.evaluating import Evaluates
 from share_compute_actors.training.member.layer_timer import LayerTimer
 from share_compute_actors.transport.collective.algorithms import GlooLinks

@@ -21,12 +21,12 @@ from share_compute.quantities import listed
 from share_compute.shards import Shard
 from share_compute.topology import Contributor, Topology
 from share_compute.training.shares import OptimizerShare
+from share_compute_actors.compiled.choice import COMPILED_TIMES, CompiledTimes
 from share_compute_actors.group.answering import answered
 from share_compute_actors.group.exceptions import Cancelled, MembersLost
 from share_compute_actors.group.naming import gpu_options, member_options
 from share_compute_actors.group.worker_group import WorkerGroup
 from share_compute_actors.messages import MemberSetup, MemberStatus, Source, Sources, server_source
-from share_compute_actors.training.compiled.layers import COMPILED_TIMES, CompiledTimes
 from share_compute_actors.training.member.member import Member
 from share_compute_actors.training.member.schemas import STATUS
 from share_compute_actors.training.membership.epochs import shares_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from share_compute.choices import Objective, ServedPrecision
+from share_compute.choices import Compiling, Objective, ServedPrecision
 from share_compute_api.terminal.completion import complete_deployment
 from share_compute_api.terminal.fetching import once_fetched
 from share_compute_api.terminal.options import Json
@@ -75,6 +75,9 @@ def serve(
         int, typer.Option(min=1, help="Most sequences at one time, for each replica.")
     ] = 16,
     dtype: Annotated[ServedPrecision, typer.Option(help="Data type of the loaded weights.")] = "float32",
+    compile_: Annotated[
+        Compiling, typer.Option("--compile", help="Compile layers; auto does so if it is faster.")
+    ] = "off",
     objective: Annotated[
         Objective, typer.Option(help="Shortest answer, or most tokens a second.")
     ] = "latency",
@@ -99,6 +102,7 @@ def serve(
             "max_seq": max_seq,
             "max_concurrent": max_concurrent,
             "dtype": dtype,
+            "compile": compile_,
             "objective": objective,
             "parallelism": {"stages": stages, "tensor": tensor},
         }

@@ -19,6 +19,7 @@ from share_compute.errors import (
     VerificationFailed,
 )
 from share_compute.inference.autoscaler import Autoscaler, Decision
+from share_compute.lifecycle.computation import Computation
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import Interruption, ServingStatus
 from share_compute.lifecycle.states import ContributorState
@@ -110,6 +111,8 @@ class Serving:
         self._metrics = metrics
         self._record = record
         self._spec = record.spec
+        self._computation = record.computation
+        """Stored choice between compiled and eager code; None before the choice."""
         self._autoscaler = Autoscaler(record.spec.replicas, record.spec.max_concurrent, _wanted_first(record))
         self._scaled = _FIRST
         """Reason for the current target number of replicas."""
@@ -276,6 +279,8 @@ class Serving:
             await self._record_interruptions(managed, managed.interruptions.died(now_s))
             return
         managed.slot.see(status, now_s)
+        if status.proposed_computation is not None:
+            await self._choose_computation(managed.replica, status.proposed_computation)
         await self._record_interruptions(managed, managed.interruptions.news(status, now_s))
         self._engine.see(managed.replica, status.predicted_tokens_per_s, is_ready=managed.slot.is_ready)
         if status.state is DeploymentState.ready:
@@ -286,6 +291,19 @@ class Serving:
             if error.get("code") in _FOR_USERS or managed.failures >= _MOST_FAILURES:
                 raise _Failed(status.reason, error)
             self._drop(managed)
+
+    async def _choose_computation(self, replica: Replica, proposed: Computation) -> None:
+        """Store the choice between compiled and eager code that a replica proposes, and send it the stored choice.
+
+        The first proposal of a deployment is stored, so that all its replicas compute the same bits.
+        """
+        if self._computation is None:
+            record = await asyncio.to_thread(
+                self._store.deployments.choose_computation, self._record.id, proposed
+            )
+            self._computation = record.computation
+        assert self._computation is not None
+        await replica.choose_computation(self._computation)
 
     async def _record_interruptions(self, managed: ManagedReplica, news: Sequence[Interruption]) -> None:
         """Record in the store that the replica was interrupted, or that it has resumed."""
@@ -414,6 +432,7 @@ class Serving:
                 window_tokens=self._window_tokens,
                 pooling=self._pooling,
                 topology=topology,
+                computation=self._computation,
                 is_standby=managed.is_standby,
             )
         )

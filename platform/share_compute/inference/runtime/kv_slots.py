@@ -97,6 +97,10 @@ class KVSlots:
         """Capacity of all slots together, in positions."""
         return sum(slot.capacity_tokens for slot in self._held.values())
 
+    def spare(self, count: int, capacity_tokens: int) -> list[KVSlot]:
+        """Return slots that belong to no sequence."""
+        return [KVSlot(self._layers, capacity_tokens, self._dtype, self._device) for _ in range(count)]
+
     def __contains__(self, sequence: int) -> bool:
         return sequence in self._held
 
@@ -108,7 +112,7 @@ class KVSlots:
     ) -> None:
         """Open a slot; if ``copy_from`` is given, copy the first ``copy_tokens`` positions of that sequence's slot."""
         assert sequence not in self._held
-        slot = KVSlot(self._layers, capacity_tokens, self._dtype, self._device)
+        (slot,) = self.spare(1, capacity_tokens)
         if copy_from is not None and copy_tokens:
             slot.copy(self._held[copy_from], copy_tokens)
         self._held[sequence] = slot

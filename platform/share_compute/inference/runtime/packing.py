@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from share_compute.inference.runtime.opaque import call_opaquely, numbered
+
 _ROWS = 8
 """Number of rows that weights are packed for; products of other numbers of rows work as well."""
 _PLAIN_ROWS = 2
@@ -40,6 +42,7 @@ class PackedLinear(nn.Module):
         # A tuple, because looking up the parameters of a module is slow.
         self._weights: tuple[Tensor | None, Tensor, Tensor | None] = (plain, packed, layer.bias)
         self._few = _PLAIN_ROWS * layer.in_features if plain is not None else -1
+        self._number = numbered(self)
         self._multiply = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
 
     @property
@@ -66,6 +69,8 @@ class PackedLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply ``[..., in]``; return ``[..., out]``."""
+        if torch.compiler.is_compiling():
+            return call_opaquely(inputs, self._number, self.out_features)
         plain, packed, bias = self._weights
         if inputs.numel() <= self._few and plain is not None:
             return linear(inputs, plain, bias)

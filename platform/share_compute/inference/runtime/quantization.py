@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from share_compute.errors import UserError
+from share_compute.inference.runtime.opaque import call_opaquely, numbered
 
 INTEGERS, SCALE = ".int8", ".int8_scale"
 """Suffixes that replace ``.weight`` in the names of the two tensors of a quantized weight: int8 values and scales."""
@@ -86,10 +87,13 @@ class Int8Linear(nn.Module):
         self.register_parameter("bias", layer.bias)
         # The kernel would round scales to bfloat16, so it gets ones, and `forward` applies the scales in float32.
         self._ones = torch.ones(size[0], dtype=torch.bfloat16)
+        self._number = numbered(self)
         self._few = 0 if self.in_features % _KERNEL_STEP else _FEW_ROWS
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply ``[..., in]``; return ``[..., out]``."""
+        if torch.compiler.is_compiling():
+            return call_opaquely(inputs, self._number, self.out_features)
         own = self._parameters  # faster than attribute lookups
         integers, scale, bias = own["int8"], own["int8_scale"], own["bias"]
         assert integers is not None

@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from share_compute.errors import UserError
 from share_compute.inference.runtime.kv_slots import KVSlot, LayerCache
+from share_compute.inference.runtime.opaque import define_operator
 
 RAGGED = "share_compute_ragged"
 """Name under which `attend` is registered as an attention implementation."""
@@ -333,6 +334,27 @@ def attending(attention: Attention) -> Iterator[None]:
         _NOW.attention = None
 
 
+def _attend_now(query: Tensor, key: Tensor, value: Tensor, *options: Any) -> Tensor:
+    """Run `Attention.attend` of the current engine step, as an operator of torch: outputs are contiguous."""
+    assert _NOW.attention is not None
+    return _NOW.attention.attend(query, key, value, *options).contiguous()
+
+
+def _attended(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    """Return an empty tensor of the shape of `_attend_now`."""
+    return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+
+# An operator, so that compiled code of a layer calls attention as it is: the numbers of past tokens change with each
+# step. The operator is not declared to write the KV slots, because these are no arguments.
+_OPERATOR = define_operator(
+    "attend(Tensor query, Tensor key, Tensor value, float? scaling, int? window, float? softcap, Tensor? sinks) "
+    "-> Tensor",
+    _attend_now,
+    _attended,
+)
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -347,11 +369,14 @@ def attend(
     Raises:
         UserError: the model passes a mask, or needs attention that the current `Attention` does not support.
     """
-    attention = _NOW.attention
-    assert attention is not None, "only a ServingStage computes by this attention"
     if attention_mask is not None:
         raise cannot_serve(type(module).__name__, "makes a mask of its own")
     window, softcap, sinks = (options.pop(name, None) for name in ("sliding_window", "softcap", "s_aux"))
+    if torch.compiler.is_compiling():
+        found: Tensor = _OPERATOR(query, key, value, scaling, window, softcap, sinks)
+        return found, None
+    attention = _NOW.attention
+    assert attention is not None, "only a ServingStage computes by this attention"
     if isinstance(attention, Probe):
         attention.check(module, window, options)
     return attention.attend(query, key, value, scaling, window, softcap, sinks), None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -209,6 +209,41 @@ class ServingStage(EngineStage):
         if self._sampler is None:
             return outputs
         return self._sampler.sample(outputs, [chunk for chunk in step.chunks if chunk.samples])
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        """The layers of the shard, in order."""
+        return tuple(self._stage.layers.values())
+
+    @torch.inference_mode()
+    def dry_run(self, sequences: int, past_tokens: int) -> Callable[[], Tensor]:
+        """Return a function that computes one token of some sequences without the sampler, to measure the layers.
+
+        Tokens, hidden states and past keys and values are random, and the same in each call. The function returns
+        hidden states ``[sequences, hidden]``; on the last stage logits ``[sequences, vocabulary]``.
+
+        Args:
+            sequences: number of sequences.
+            past_tokens: number of earlier tokens of each sequence.
+        """
+        source = torch.Generator(self.device).manual_seed(0)
+        slots = self._slots.spare(sequences, past_tokens + 1)
+        for slot in slots:
+            for past in slot.between(0, past_tokens):
+                past.normal_(generator=source)
+        size = (sequences, self.hidden_size)
+        inputs = torch.randn(size, generator=source, device=self.device).to(self.dtype)
+        if self.shard.is_first:
+            vocabulary = int(self._text.vocab_size)
+            inputs = torch.randint(vocabulary, size[:1], generator=source, device=self.device)
+        positions = torch.full(size[:1], past_tokens, device=self.device)
+
+        @torch.inference_mode()
+        def compute() -> Tensor:
+            attention = Attention([AttentionChunk(slot, past_tokens, 1) for slot in slots])
+            return self._run(attention, inputs, positions, list(range(sequences)))
+
+        return compute
 
     def _change_slots(self, step: EngineStep) -> None:
         for sequence in step.closes:

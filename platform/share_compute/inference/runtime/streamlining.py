@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
@@ -44,6 +47,20 @@ def call_directly(module: nn.Module) -> None:
         if kind not in direct:
             direct[kind] = type(kind.__name__, (kind,), {"__call__": kind.forward})
         part.__class__ = direct[kind]
+
+
+def call_own(modules: Iterable[nn.Module]) -> None:
+    """Make calls of modules go to the ``forward`` that each module has of its own, also after `call_directly`."""
+    own: dict[type[nn.Module], type[nn.Module]] = {}
+    for module in modules:
+        kind = type(module)
+        if kind not in own:
+            own[kind] = type(kind.__name__, (kind,), {"__call__": _call_own})
+        module.__class__ = own[kind]
+
+
+def _call_own(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+    return module.forward(*arguments, **options)
 
 
 def fuse_norms(module: nn.Module) -> None:

@@ -167,6 +167,7 @@ class DeploymentRow(Base):
     reason: Mapped[str]
     spec: Mapped[dict[str, Any]]
     plans: Mapped[list[Any]]
+    computation: Mapped[dict[str, Any] | None]
     error: Mapped[dict[str, Any] | None]
     created_at: Mapped[datetime]
     ready_at: Mapped[datetime | None]

@@ -16,7 +16,7 @@ import classes from "./Deployments.module.css";
 import { nameFrom, range } from "./facts";
 
 /** Fields that have an input; problems of all other fields are shown below the form. */
-const PLACES = ["name", "model.path", "model.job", "model.artifact", "replicas", "replicas.min", "replicas.max", "max_seq", "dtype", "objective"];
+const PLACES = ["name", "model.path", "model.job", "model.artifact", "replicas", "replicas.min", "replicas.max", "max_seq", "dtype", "compile", "objective"];
 
 interface Props {
   job?: string;
@@ -37,6 +37,7 @@ export function DeployForm({ job: firstJob = "", artifact: firstArtifact = "mode
   const [max, setMax] = useState("1");
   const [maxSeq, setMaxSeq] = useState("");
   const [dtype, setDtype] = useState("float32");
+  const [compile, setCompile] = useState("off");
   const [objective, setObjective] = useState("latency");
   const results = useTrained();
   const suggested = source === "path" ? nameFrom(path) : nameFrom(results.find((one) => one.id === job)?.name ?? job);
@@ -49,6 +50,7 @@ export function DeployForm({ job: firstJob = "", artifact: firstArtifact = "mode
         model: source === "path" ? { path: path.trim() } : { job: job.trim(), artifact: artifact.trim() },
         replicas: range({ min: Number(min), max: Math.max(Number(min), Number(max)) }),
         dtype,
+        compile,
         objective,
         ...(maxSeq.trim() !== "" && { max_seq: Number(maxSeq) }),
       };
@@ -66,6 +68,7 @@ export function DeployForm({ job: firstJob = "", artifact: firstArtifact = "mode
     return [...(found?.choices ?? [present])];
   };
   const aims: Record<string, string> = { latency: t("the shortest answer"), throughput: t("most tokens a second") };
+  const compilings: Record<string, string> = { auto: t("if it is faster"), on: t("always"), off: t("never") };
   const refused = sending.error instanceof ApiProblem ? sending.error.fields : [];
   const wrong = (...fields: string[]) => {
     const found = refused.find((one) => fields.includes(one.field));
@@ -182,6 +185,14 @@ export function DeployForm({ job: firstJob = "", artifact: firstArtifact = "mode
               onChange={(event) => setDtype(event.currentTarget.value)}
               error={wrong("dtype")}
               data={choices("dtype", dtype)}
+            />
+            <NativeSelect
+              label={t("Compiled code")}
+              description={t("Whether layers are compiled for speed.")}
+              value={compile}
+              onChange={(event) => setCompile(event.currentTarget.value)}
+              error={wrong("compile")}
+              data={choices("compile", compile).map((value) => ({ value, label: compilings[value] ?? value }))}
             />
             <NativeSelect
               label={t("Objective")}

@@ -15,7 +15,7 @@ export function toneOf({ data }: ClusterEvent): Tone {
 }
 
 export function wordsFor({ data }: ClusterEvent, t: TFunction): string {
-  const { state, from, reason, replicas, interrupted, went_on } = data as unknown as DeploymentNews;
+  const { state, from, reason, replicas, interrupted, went_on, computation } = data as unknown as DeploymentNews;
   if (interrupted !== undefined) {
     const where = interrupted.of > 1 ? t(" in replica {{number}}", { number: interrupted.replica }) : "";
     if (interrupted.machines.length === 0) return sentence(`${translated(interrupted.reason)}${where}`);
@@ -26,6 +26,7 @@ export function wordsFor({ data }: ClusterEvent, t: TFunction): string {
       : t("{{names}} were lost{{where}}; its requests wait.", words);
   }
   if (went_on !== undefined) return t("Its requests go on, after {{time}}.", { time: stepTime(went_on.seconds) });
+  if (computation !== undefined) return sentence(computation.sentence);
   if (replicas?.asked !== undefined) {
     return t("Replicas asked for: {{now}}, before {{before}}.", { now: replicas.asked, before: replicas.asked_before });
   }

@@ -60,7 +60,9 @@ class Artifacts:
             self._folder = self._folder or compiled_folder()
         except Unavailable as failure:
             raise CompilerFailed(
-                f"compiled code cannot be kept on {self._machine}: {failure.message}", hint=failure.hint
+                f"compiled code cannot be kept on {self._machine}: {failure.message}",
+                hint=failure.hint,
+                machine=self._machine,
             ) from failure
         return self._folder
 
@@ -87,6 +89,7 @@ class Artifacts:
             raise CompilerFailed(
                 f"compiled code cannot be kept on {self._machine} in {folder}: {failure.strerror or failure}",
                 hint="make space on the disk, or let the owner of the node write the folder",
+                machine=self._machine,
             ) from failure
 
     def _prune(self, folder: Path) -> None:
@@ -107,4 +110,5 @@ class Artifacts:
             raise CompilerFailed(
                 f"other users of {self._machine} can change {folder}, so compiled code is not kept there",
                 hint="let only the owner of the node write the folder, e.g. with chmod 700",
+                machine=self._machine,
             )

@@ -1,1 +1,0 @@
-"""Compiled code of layers: when it is used, and the folder with artifacts of earlier runs."""
