@@ -10,22 +10,20 @@ from typing import Any, Self
 import httpx
 from httpx_sse import aconnect_sse
 
-from share_compute.lifecycle.states import ContributorState
-from share_compute.store.records import ContributorRecord, EventRecord, JobRecord
+from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.client import chatting
-from share_compute_api.client.calls import ApiCall, AsyncSender, Result
+from share_compute_api.client.calls import ApiCall, AsyncSender, StreamedCall
 from share_compute_api.client.following import FollowedEvents, is_last, may_be_last
 from share_compute_api.client.progress import JobProgress
-from share_compute_api.client.requests import ApiRequests
+from share_compute_api.client.transfers import ApiTransfers
 from share_compute_api.connection.discovery import find_target
 from share_compute_api.connection.transport import AsyncTransport, raise_for_problem
 
 
-class AsyncClient(ApiRequests, AsyncSender):
+class AsyncClient(ApiTransfers, AsyncSender):
     """Asynchronous client of a control plane: ``await client.job(job_id)``, ``async for event in client.follow(...)``.
 
-    Its arguments, methods and errors are those of `Client`; only uploads and downloads are missing. One client may send
-    several requests at once.
+    Its arguments, methods and errors are those of `Client`. One client may send several requests at once.
     """
 
     def __init__(
@@ -51,10 +49,21 @@ class AsyncClient(ApiRequests, AsyncSender):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def send(self, described: ApiCall[Result]) -> Result:
-        """Send a request, and return its result."""
-        answer = await self._transport.request(described.method, described.path, **described.options)
-        return described.read(answer.content)
+    async def _exchange(self, sent: ApiCall[Any] | StreamedCall) -> Any:
+        """Send one call, and return its result."""
+        if isinstance(sent, ApiCall):
+            answer = await self._transport.request(sent.method, sent.path, **sent.options)
+            return sent.read(answer.content)
+        http = self._transport.http
+        with self._transport.translated():
+            async with http.stream("GET", sent.path, headers=sent.headers) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                raise_for_problem(answer)
+                with sent.begin(answer.status_code) as take:
+                    async for piece in answer.aiter_bytes():
+                        take(piece)
+        return None
 
     async def follow(
         self, job_id: str, *, after: int = 0, patience_s: float = 300.0
@@ -93,15 +102,6 @@ class AsyncClient(ApiRequests, AsyncSender):
             async for event in self.follow(job_id):
                 shown.take(event)
         return await self.job(job_id)
-
-    async def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
-        """Return the machines in these states, in order of joining; see `Client.contributors`."""
-        page = await self.contributors_page(state=state)
-        found = list(page.contributors)
-        while page.next_cursor is not None:
-            page = await self.contributors_page(state=state, cursor=page.next_cursor)
-            found += page.contributors
-        return found
 
     async def require_model(self, name: str) -> dict[str, Any]:
         """Return a model's entry in ``/v1/models``; raise the server's error if the model is not available."""
