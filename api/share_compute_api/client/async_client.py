@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from share_compute_api.connection.discovery import find_target
 from share_compute_api.connection.transport import AsyncTransport, raise_for_problem
 
 
-class AsyncClient(ApiTransfers, AsyncSender):
+class AsyncClient(ApiTransfers, AsyncSender, chatting.ModelUser[AsyncIterator[str]]):
     """Asynchronous client of a control plane: ``await client.job(job_id)``, ``async for event in client.follow(...)``.
 
     Its arguments, methods and errors are those of `Client`. One client may send several requests at once.
@@ -109,23 +109,5 @@ class AsyncClient(ApiTransfers, AsyncSender):
             answer = await self._transport.http.get(chatting.model_url(self.url, name))
         return chatting.model_facts(answer)
 
-    def chat(
-        self,
-        model: str,
-        messages: Sequence[dict[str, str]],
-        *,
-        resume_s: float = chatting.RESUME_S,
-        **options: Any,
-    ) -> AsyncIterator[str]:
-        """Yield a model's answer to a conversation, piece by piece; see `Client.chat`."""
-        request = {"model": model, "messages": list(messages), **options}
-        answer = chatting.StreamedAnswer(self.url, "chat/completions", request, resume_s=resume_s)
-        return chatting.stream_async(self._transport, answer)
-
-    def complete(
-        self, model: str, prompt: str, *, resume_s: float = chatting.RESUME_S, **options: Any
-    ) -> AsyncIterator[str]:
-        """Yield a model's continuation of a text, piece by piece; see `Client.complete`."""
-        request = {"model": model, "prompt": prompt, **options}
-        answer = chatting.StreamedAnswer(self.url, "completions", request, resume_s=resume_s)
+    def _stream(self, answer: chatting.StreamedAnswer) -> AsyncIterator[str]:
         return chatting.stream_async(self._transport, answer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,7 +20,7 @@ from share_compute_api.connection.discovery import find_target
 from share_compute_api.connection.transport import Transport, raise_for_problem
 
 
-class Client(ApiTransfers, Sender):
+class Client(ApiTransfers, Sender, chatting.ModelUser[Iterator[str]]):
     """Client of a control plane. Its requests return results, and its streams are iterators.
 
     The methods raise the `ShareComputeError` that the server sent, or `Unavailable` if the server does not answer.
@@ -126,35 +126,5 @@ class Client(ApiTransfers, Sender):
             answer = self._transport.http.get(chatting.model_url(self.url, name))
         return chatting.model_facts(answer)
 
-    def chat(
-        self,
-        model: str,
-        messages: Sequence[dict[str, str]],
-        *,
-        resume_s: float = chatting.RESUME_S,
-        **options: Any,
-    ) -> Iterator[str]:
-        """Yield a model's answer to a conversation, piece by piece; closing the iterator ends the request.
-
-        If the connection breaks or the server restarts, the answer continues where it stopped.
-
-        Args:
-            model: name of a deployment.
-            messages: mappings with ``role`` and ``content``.
-            resume_s: seconds for which the client tries to resume a broken answer; 0 never resumes.
-            options: further fields of the request to /v1/chat/completions: ``temperature``, ``max_tokens``, ...
-        """
-        request = {"model": model, "messages": list(messages), **options}
-        answer = chatting.StreamedAnswer(self.url, "chat/completions", request, resume_s=resume_s)
-        return chatting.stream(self._transport, answer)
-
-    def complete(
-        self, model: str, prompt: str, *, resume_s: float = chatting.RESUME_S, **options: Any
-    ) -> Iterator[str]:
-        """Yield a model's continuation of a text, piece by piece; closing the iterator ends the request.
-
-        The other arguments are those of `chat`; ``options`` are fields of the request to /v1/completions.
-        """
-        request = {"model": model, "prompt": prompt, **options}
-        answer = chatting.StreamedAnswer(self.url, "completions", request, resume_s=resume_s)
+    def _stream(self, answer: chatting.StreamedAnswer) -> Iterator[str]:
         return chatting.stream(self._transport, answer)
