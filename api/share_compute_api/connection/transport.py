@@ -206,5 +206,15 @@ def raise_for_problem(response: httpx.Response) -> None:
     )
 
 
+def require_server_url(url: str) -> None:
+    """Raise `UserError` if a text cannot be the URL of a server."""
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as failure:
+        raise _bad_url(url) from failure
+    if found.scheme not in {"http", "https"} or not found.host:
+        raise _bad_url(url)
+
+
 def _bad_url(url: str) -> UserError:
     return UserError(f"{url!r} is not the URL of a server", hint="write it like http://192.0.2.1:8700")
