@@ -131,7 +131,7 @@ export function wordsFor({ kind, data }: ClusterEvent, t: TFunction): string {
       return t("then.{{link}} {{state}}: {{why}}", { link, state: t(state), why: clause(reason) });
     }
     case "note":
-      return capitalized(translated((data as { message: string }).message));
+      return sentence((data as { message: string }).message);
     case "ended": {
       const { outcome, reason } = data as { outcome: string; reason: string };
       return t("The attempt {{what}}: {{why}}", { what: outcome === "cancelled" ? t("was cancelled") : t(outcome), why: clause(reason) });
