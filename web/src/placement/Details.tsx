@@ -24,7 +24,7 @@ export function Details({ plan, block, work, note }: Props) {
   const member = block && plan.stages[block.stage]?.members[block.seat];
   if (block === undefined || member === undefined) {
     return (
-      <div className={classes.details} data-note={Boolean(note)}>
+      <div className={classes.details}>
         {note || (
           <Text size="sm" c="dimmed">
             {t("Point at a machine, or go through them with the arrow keys, for its figures.")}
