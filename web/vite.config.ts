@@ -1,10 +1,12 @@
-import { readFileSync, writeFileSync } from "node:fs";
+import { readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { brotliCompressSync, gzipSync } from "node:zlib";
 
 import react from "@vitejs/plugin-react";
 import type { Plugin } from "vite";
 import { defineConfig } from "vitest/config";
+
+import { startsOf } from "./src/i18n/starts";
 
 /** Where `npm run dev` finds the control plane. */
 const server = process.env.SHARE_COMPUTE_URL ?? "http://127.0.0.1:8700";
@@ -23,8 +25,22 @@ const compressed: Plugin = {
   },
 };
 
+/** The module `virtual:starts`: first words of the texts of the server and of the dashboard. */
+const starts: Plugin = {
+  name: "starts",
+  resolveId: (id) => (id === "virtual:starts" ? `\0${id}` : undefined),
+  load(id) {
+    if (id !== "\0virtual:starts") return undefined;
+    const folder = join(__dirname, "src/i18n/zh");
+    const own = readdirSync(folder).filter((name) => name.endsWith(".json"));
+    const files = [...own.map((name) => join(folder, name)), join(__dirname, "../platform/share_compute/translations/zh.json")];
+    const texts = files.flatMap((file) => Object.keys(JSON.parse(readFileSync(file, "utf-8")) as object));
+    return `export default ${JSON.stringify(startsOf(texts))}`;
+  },
+};
+
 export default defineConfig({
-  plugins: [react(), compressed],
+  plugins: [react(), compressed, starts],
   // The server puts a fresh nonce here in each answer (dashboard.py).
   html: { cspNonce: "__CSP_NONCE__" },
   build: {

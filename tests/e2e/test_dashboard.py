@@ -135,7 +135,7 @@ def test_a_job_is_submitted_watched_and_its_result_fetched(page: Page, cluster: 
     train(cluster.store, job, 11, 20)
     expect(curve).to_have_accessible_name(re.compile("at step 20"))
     expect(page.get_by_role("log")).to_contain_text(
-        "the pinned plan no longer holds: the job continues without elm"
+        "The pinned plan no longer holds: the job continues without elm"
     )
 
     finish(cluster.store, job, cluster.folder / "jobs" / job.id / "artifacts" / "model")

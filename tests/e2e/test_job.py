@@ -277,7 +277,7 @@ def test_what_was_predicted_stands_beside_what_was_measured(page: Page, cluster:
     job, _ = running(cluster, "ash", "birch")
     page.goto(f"{cluster.url}/jobs/{job.id}")
     expect(page.get_by_role("region", name="Placement")).to_contain_text(
-        "a message between ash and birch takes 3.0 ms"
+        "A message between ash and birch takes 3.0 ms"
     )
     page.get_by_role("tab", name="One step").click()
     expect(page).to_have_url(re.compile("part=step"))
@@ -434,7 +434,7 @@ def test_the_log_is_filtered_and_ten_thousand_events_stay_fast(page: Page, clust
     is_at_end = "one => one.scrollTop + one.clientHeight >= one.scrollHeight - 2"
     wait_for(lambda: log.evaluate(is_at_end), "the end of the log in view")
     log.scroll_into_view_if_needed()
-    tell(cluster.store, job, Note(message="the newest"))
+    tell(cluster.store, job, Note(message="The newest"))
     expect(log.get_by_text("the newest")).to_be_in_viewport()
     log.evaluate("one => { one.scrollTop = 0; }")
     expect(page.get_by_label("Follow the end")).not_to_be_checked()

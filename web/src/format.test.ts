@@ -31,6 +31,16 @@ test("sentences begin with a capital letter, and names stay as they are", () => 
   ]);
 });
 
+test("names of machines are never capitalized, whatever follows them", () => {
+  const names = ["doug", "server", "laptop", "node", "worker", "constructor", "ash-2", "node.cuda0"];
+  const ends = ["holds layers 0-3", "is left out: it lacks memory", "computes most of a token", "was lost", "does not answer"];
+  const texts = names.flatMap((name) => ends.map((end) => `${name} ${end}.`));
+  expect(texts.map(sentence)).toEqual(texts);
+  expect(sentence("a message between ash and birch takes 3.0 ms")).toBe("A message between ash and birch takes 3.0 ms.");
+  expect(sentence("worker 3 sent a message, but the job has 2")).toBe("Worker 3 sent a message, but the job has 2.");
+  expect(["running", "running: all machines hold their shards"].map(sentence)).toEqual(["Running.", "Running: all machines hold their shards."]);
+});
+
 test("durations show the two largest units", () => {
   expect(duration(0.35)).toBe("0.35 s");
   expect(duration(59.7)).toBe("1 min 0 s");

@@ -255,11 +255,18 @@ def _contribute(store: Store, running: Running, children: ChildProcesses, settin
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
+        if host:
+            socket.getaddrinfo(host, None)  # `create_server` hides its error
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=512)
     except PermissionError as failure:
         raise UserError(
             f"port {port} needs more rights", hint="choose a port above 1023 with --port"
+        ) from failure
+    except socket.gaierror as failure:
+        raise UserError(
+            f"--host: no address belongs to the name {host!r}",
+            hint="give an address or a name of this machine; 0.0.0.0 is all of its addresses",
         ) from failure
     except (OSError, OverflowError) as failure:
         raise Conflict(

@@ -35,6 +35,7 @@ from share_compute_api.cli.submitter.serve import chat, deployments, scale, serv
 from share_compute_api.cli.submitter.simulate import simulate
 from share_compute_api.cli.submitter.tune import tune
 from share_compute_api.terminal.output import print_failure
+from share_compute_api.terminal.usage import CommandGroup, usage_error
 
 _EPILOG = (
     "Exit codes: 0 done; 1 internal error; 2 wrong request or usage; 3 not found; 4 conflict with the "
@@ -47,9 +48,9 @@ _NAMES: dict[Callable[..., None], str] = {jobs.list_jobs: "jobs"}
 """Function -> name of its command, where the names differ."""
 
 
-def make_app() -> typer.Typer:
+def make_app() -> CommandGroup:
     """Return the typer application with all commands."""
-    app = typer.Typer(
+    app = CommandGroup(
         name="share-compute",
         help="Join lent machines into one cluster that trains and serves models none of them could hold alone.",
         epilog=_EPILOG,
@@ -130,7 +131,6 @@ def main() -> None:
 
     from share_compute.errors import ShareComputeError
     from share_compute.files.field_errors import invalid
-    from share_compute_api.terminal.usage import usage_error
 
     try:
         sys.exit(make_app()(prog_name="share-compute", standalone_mode=False))

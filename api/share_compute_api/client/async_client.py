@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 from httpx_sse import aconnect_sse
 
-from share_compute.lifecycle.states import ContributorState
-from share_compute.store.records import ContributorRecord, EventRecord, JobRecord
+from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.client import chatting
-from share_compute_api.client.calls import ApiCall, AsyncSender, Result
+from share_compute_api.client.calls import ApiCall, AsyncSender, StreamedCall
 from share_compute_api.client.following import FollowedEvents, is_last, may_be_last
 from share_compute_api.client.progress import JobProgress
-from share_compute_api.client.requests import ApiRequests
+from share_compute_api.client.transfers import ApiTransfers
 from share_compute_api.connection.discovery import find_target
 from share_compute_api.connection.transport import AsyncTransport, raise_for_problem
 
 
-class AsyncClient(ApiRequests, AsyncSender):
+class AsyncClient(ApiTransfers, AsyncSender, chatting.ModelUser[AsyncIterator[str]]):
     """Asynchronous client of a control plane: ``await client.job(job_id)``, ``async for event in client.follow(...)``.
 
-    Its arguments, methods and errors are those of `Client`; only uploads and downloads are missing. One client may send
-    several requests at once.
+    Its arguments, methods and errors are those of `Client`. One client may send several requests at once.
     """
 
     def __init__(
@@ -51,10 +49,21 @@ class AsyncClient(ApiRequests, AsyncSender):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def send(self, described: ApiCall[Result]) -> Result:
-        """Send a request, and return its result."""
-        answer = await self._transport.request(described.method, described.path, **described.options)
-        return described.read(answer.content)
+    async def _exchange(self, sent: ApiCall[Any] | StreamedCall) -> Any:
+        """Send one call, and return its result."""
+        if isinstance(sent, ApiCall):
+            answer = await self._transport.request(sent.method, sent.path, **sent.options)
+            return sent.read(answer.content)
+        http = self._transport.http
+        with self._transport.translated():
+            async with http.stream("GET", sent.path, headers=sent.headers) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                raise_for_problem(answer)
+                with sent.begin(answer.status_code) as take:
+                    async for piece in answer.aiter_bytes():
+                        take(piece)
+        return None
 
     async def follow(
         self, job_id: str, *, after: int = 0, patience_s: float = 300.0
@@ -94,38 +103,11 @@ class AsyncClient(ApiRequests, AsyncSender):
                 shown.take(event)
         return await self.job(job_id)
 
-    async def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
-        """Return the machines in these states, in order of joining; see `Client.contributors`."""
-        page = await self.contributors_page(state=state)
-        found = list(page.contributors)
-        while page.next_cursor is not None:
-            page = await self.contributors_page(state=state, cursor=page.next_cursor)
-            found += page.contributors
-        return found
-
     async def require_model(self, name: str) -> dict[str, Any]:
         """Return a model's entry in ``/v1/models``; raise the server's error if the model is not available."""
         with self._transport.translated():
             answer = await self._transport.http.get(chatting.model_url(self.url, name))
         return chatting.model_facts(answer)
 
-    def chat(
-        self,
-        model: str,
-        messages: Sequence[dict[str, str]],
-        *,
-        resume_s: float = chatting.RESUME_S,
-        **options: Any,
-    ) -> AsyncIterator[str]:
-        """Yield a model's answer to a conversation, piece by piece; see `Client.chat`."""
-        request = {"model": model, "messages": list(messages), **options}
-        answer = chatting.StreamedAnswer(self.url, "chat/completions", request, resume_s=resume_s)
-        return chatting.stream_async(self._transport, answer)
-
-    def complete(
-        self, model: str, prompt: str, *, resume_s: float = chatting.RESUME_S, **options: Any
-    ) -> AsyncIterator[str]:
-        """Yield a model's continuation of a text, piece by piece; see `Client.complete`."""
-        request = {"model": model, "prompt": prompt, **options}
-        answer = chatting.StreamedAnswer(self.url, "completions", request, resume_s=resume_s)
+    def _stream(self, answer: chatting.StreamedAnswer) -> AsyncIterator[str]:
         return chatting.stream_async(self._transport, answer)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -45,6 +46,9 @@ _PASSING = frozenset(
 )
 """Statuses after which a stream may be resumed: the server starts, or its model does not answer yet."""
 _DONE = "[DONE]"
+ModelRoute: TypeAlias = Literal["chat/completions", "completions"]
+Texts = TypeVar("Texts")
+"""Iterator of the pieces of an answer: an ``Iterator[str]`` or an ``AsyncIterator[str]``."""
 _KINDS: dict[int, type[ShareComputeError]] = {
     HTTPStatus.UNAUTHORIZED: NotAuthorized,
     HTTPStatus.NOT_FOUND: NotFound,
@@ -127,6 +131,42 @@ async def stream_async(transport: AsyncTransport, answer: StreamedAnswer) -> Asy
         raise
 
 
+class ModelUser(Generic[Texts]):
+    """Methods of both clients that ask served models."""
+
+    url: str
+    """URL of the server."""
+
+    @abstractmethod
+    def _stream(self, answer: StreamedAnswer) -> Texts:
+        """Return an iterator over the pieces of an answer."""
+
+    def chat(
+        self, model: str, messages: Sequence[dict[str, str]], *, resume_s: float = RESUME_S, **options: Any
+    ) -> Texts:
+        """Return an iterator over a model's answer to a conversation, piece by piece; closing it ends the request.
+
+        If the connection breaks or the server restarts, the answer continues where it stopped.
+
+        Args:
+            model: name of a deployment.
+            messages: mappings with ``role`` and ``content``.
+            resume_s: seconds for which the client tries to resume a broken answer; 0 never resumes.
+            options: further fields of the request to /v1/chat/completions: ``temperature``, ``max_tokens``, ...
+        """
+        return self._ask("chat/completions", resume_s, model=model, messages=list(messages), **options)
+
+    def complete(self, model: str, prompt: str, *, resume_s: float = RESUME_S, **options: Any) -> Texts:
+        """Return an iterator over a model's continuation of a text, piece by piece; closing it ends the request.
+
+        The other arguments are those of `chat`; ``options`` are fields of the request to /v1/completions.
+        """
+        return self._ask("completions", resume_s, model=model, prompt=prompt, **options)
+
+    def _ask(self, route: ModelRoute, resume_s: float, /, **request: Any) -> Texts:
+        return self._stream(StreamedAnswer(self.url, route, request, resume_s=resume_s))
+
+
 class StreamedAnswer:
     """One streamed answer, over all its connections; it sends nothing itself.
 
@@ -140,10 +180,10 @@ class StreamedAnswer:
     def __init__(
         self,
         url: str,
-        route: Literal["chat/completions", "completions"],
+        route: ModelRoute,
         request: dict[str, Any],
         *,
-        resume_s: float = RESUME_S,
+        resume_s: float,
     ) -> None:
         self._url = f"{url}/v1"
         self._server = url

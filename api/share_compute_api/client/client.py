@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
 import httpx
 from httpx_sse import connect_sse
 
-from share_compute.files.series import SeriesFormat
-from share_compute.lifecycle.states import ContributorState
-from share_compute.store.records import ContributorRecord, EventRecord, JobRecord
-from share_compute_api.client import chatting, downloads, sending
-from share_compute_api.client.calls import ApiCall, Result, Sender, path_part
+from share_compute.store.records import EventRecord, JobRecord
+from share_compute_api.client import chatting
+from share_compute_api.client.calls import ApiCall, Sender, StreamedCall
 from share_compute_api.client.following import FollowedEvents, is_last, may_be_last
 from share_compute_api.client.progress import JobProgress
-from share_compute_api.client.requests import ApiRequests
+from share_compute_api.client.transfers import ApiTransfers
 from share_compute_api.connection.discovery import find_target
 from share_compute_api.connection.transport import Transport, raise_for_problem
-from share_compute_api.schemas.bodies import UploadView
-from share_compute_api.schemas.choices import UploadKind
 
 
-class Client(ApiRequests, Sender):
-    """Client of a control plane. The methods of `ApiRequests` return results.
+class Client(ApiTransfers, Sender, chatting.ModelUser[Iterator[str]]):
+    """Client of a control plane. Its requests return results, and its streams are iterators.
 
     The methods raise the `ShareComputeError` that the server sent, or `Unavailable` if the server does not answer.
 
@@ -61,10 +57,17 @@ class Client(ApiRequests, Sender):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, described: ApiCall[Result]) -> Result:
-        """Send a request, and return its result."""
-        answer = self._transport.request(described.method, described.path, **described.options)
-        return described.read(answer.content)
+    def _exchange(self, sent: ApiCall[Any] | StreamedCall) -> Any:
+        """Send one call, and return its result."""
+        if isinstance(sent, ApiCall):
+            return sent.read(self._transport.request(sent.method, sent.path, **sent.options).content)
+        http = self._transport.http
+        with self._transport.translated(), http.stream("GET", sent.path, headers=sent.headers) as answer:
+            raise_for_problem(answer)
+            with sent.begin(answer.status_code) as take:
+                for piece in answer.iter_bytes():
+                    take(piece)
+        return None
 
     def follow(self, job_id: str, *, after: int = 0, patience_s: float = 300.0) -> Iterator[EventRecord]:
         """Yield a job's events, past events first, until the job is finished.
@@ -117,105 +120,11 @@ class Client(ApiRequests, Sender):
                 shown.take(event)
         return self.job(job_id)
 
-    def metrics_file(self, job_id: str, format_: SeriesFormat, take: Callable[[bytes], object]) -> None:
-        """Pass the pieces of a file with a job's series to ``take``, while they arrive."""
-        downloads.fetch_pieces(
-            self._transport, f"/jobs/{path_part(job_id)}/metrics/file?format={format_}", take
-        )
-
-    def contributors(self, *, state: Sequence[ContributorState] = ()) -> list[ContributorRecord]:
-        """Return the machines in these states, in order of joining; default: all but those gone for more than a day."""
-        page = self.contributors_page(state=state)
-        found = list(page.contributors)
-        while page.next_cursor is not None:
-            page = self.contributors_page(state=state, cursor=page.next_cursor)
-            found += page.contributors
-        return found
-
     def require_model(self, name: str) -> dict[str, Any]:
         """Return a model's entry in ``/v1/models``; raise the server's error if the model is not available."""
         with self._transport.translated():
             answer = self._transport.http.get(chatting.model_url(self.url, name))
         return chatting.model_facts(answer)
 
-    def chat(
-        self,
-        model: str,
-        messages: Sequence[dict[str, str]],
-        *,
-        resume_s: float = chatting.RESUME_S,
-        **options: Any,
-    ) -> Iterator[str]:
-        """Yield a model's answer to a conversation, piece by piece; closing the iterator ends the request.
-
-        If the connection breaks or the server restarts, the answer continues where it stopped.
-
-        Args:
-            model: name of a deployment.
-            messages: mappings with ``role`` and ``content``.
-            resume_s: seconds for which the client tries to resume a broken answer; 0 never resumes.
-            options: further fields of the request to /v1/chat/completions: ``temperature``, ``max_tokens``, ...
-        """
-        request = {"model": model, "messages": list(messages), **options}
-        answer = chatting.StreamedAnswer(self.url, "chat/completions", request, resume_s=resume_s)
+    def _stream(self, answer: chatting.StreamedAnswer) -> Iterator[str]:
         return chatting.stream(self._transport, answer)
-
-    def complete(
-        self, model: str, prompt: str, *, resume_s: float = chatting.RESUME_S, **options: Any
-    ) -> Iterator[str]:
-        """Yield a model's continuation of a text, piece by piece; closing the iterator ends the request.
-
-        The other arguments are those of `chat`; ``options`` are fields of the request to /v1/completions.
-        """
-        request = {"model": model, "prompt": prompt, **options}
-        answer = chatting.StreamedAnswer(self.url, "completions", request, resume_s=resume_s)
-        return chatting.stream(self._transport, answer)
-
-    def download(
-        self,
-        job_id: str,
-        name: str,
-        folder: Path,
-        *,
-        called: str | None = None,
-        progress: Callable[[int], None] = lambda _: None,
-    ) -> Path:
-        """Download an artifact to the folder ``folder/called``, which appears only when it is complete.
-
-        An interrupted download continues where it stopped.
-
-        Args:
-            job_id: the job.
-            name: name of the artifact.
-            folder: folder to download into.
-            called: name of the downloaded folder; default: ``name``.
-            progress: called with the number of bytes that arrived since the last call.
-
-        Raises:
-            Conflict: the target exists.
-        """
-        return downloads.download(
-            self._transport, self.artifact(job_id, name), folder, progress, called or name
-        )
-
-    def upload(
-        self,
-        path: Path,
-        *,
-        name: str | None = None,
-        kind: UploadKind | None = None,
-        progress: Callable[[int], None] = lambda _: None,
-    ) -> UploadView:
-        """Upload a file or a folder, which jobs can then name as ``upload:ID``.
-
-        Args:
-            path: file or folder. Hidden files and folders in a folder are left out.
-            name: name to display; default: the name of the path.
-            kind: kind of the upload; default: guessed from the files.
-            progress: called with the number of bytes that were sent since the last call.
-
-        Raises:
-            UserError: the path cannot be read, it has no files, or a file does not fit the kind.
-            TooLarge: the server has too little space.
-        """
-        return sending.send(self._transport, path, name, kind, progress)

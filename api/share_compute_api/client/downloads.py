@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
 import httpx
 
 from share_compute.errors import Conflict, Unavailable, UserError
-from share_compute_api.client.calls import path_part
-from share_compute_api.connection.transport import Transport, raise_for_problem
+from share_compute_api.client.calls import Calls, StreamedCall, path_part
 from share_compute_api.schemas.bodies import ArtifactFiles, FileEntry
 
-_PIECE_BYTES = 1 << 20
 
-
-def download(
-    transport: Transport, result: ArtifactFiles, folder: Path, progress: Callable[[int], None], name: str
-) -> Path:
-    """Download all files of an artifact to ``folder/name``; see `Client.download`."""
+def download(result: ArtifactFiles, folder: Path, progress: Callable[[int], None], name: str) -> Calls[Path]:
+    """Download all files of an artifact to ``folder/name``; see `ApiTransfers.download`."""
     artifact = result.artifact
     target = folder / _relative(name)
     if target.exists():
@@ -30,7 +26,8 @@ def download(
         partial.mkdir(parents=True, exist_ok=True)
         base = f"/jobs/{path_part(artifact.job_id)}/artifacts/{path_part(artifact.name)}/files"
         for entry in result.files:
-            _fetch(transport, f"{base}/{quote(entry.path)}", entry, partial / _relative(entry.path), progress)
+            url, path = f"{base}/{quote(entry.path)}", partial / _relative(entry.path)
+            yield from _fetch(url, entry, path, progress)
         partial.rename(target)
     except OSError as failure:
         raise Unavailable(
@@ -40,14 +37,6 @@ def download(
     return target
 
 
-def fetch_pieces(transport: Transport, url: str, take: Callable[[bytes], object]) -> None:
-    """Pass the pieces of an answer to ``take``, while they arrive."""
-    with transport.translated(), transport.http.stream("GET", url) as response:
-        raise_for_problem(response)
-        for piece in response.iter_bytes():
-            take(piece)
-
-
 def _relative(path: str) -> Path:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or ".." in parts:
@@ -55,9 +44,7 @@ def _relative(path: str) -> Path:
     return Path(*parts)
 
 
-def _fetch(
-    transport: Transport, url: str, entry: FileEntry, path: Path, progress: Callable[[int], None]
-) -> None:
+def _fetch(url: str, entry: FileEntry, path: Path, progress: Callable[[int], None]) -> Calls[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     have_bytes = path.stat().st_size if path.exists() else 0
     if have_bytes > entry.size_bytes:
@@ -67,16 +54,21 @@ def _fetch(
     if have_bytes == entry.size_bytes:
         path.touch()
         return
-    headers = {"Range": f"bytes={have_bytes}-"} if have_bytes else {}
-    with transport.translated(), transport.http.stream("GET", url, headers=headers) as response:
-        raise_for_problem(response)
-        continues = response.status_code == httpx.codes.PARTIAL_CONTENT
+
+    @contextmanager
+    def written(status: int) -> Iterator[Callable[[bytes], None]]:
+        continues = status == httpx.codes.PARTIAL_CONTENT
         if not continues:  # the server sends the whole file
             progress(-have_bytes)
         with path.open("ab" if continues else "wb") as file:
-            for piece in response.iter_bytes(_PIECE_BYTES):
+
+            def write(piece: bytes) -> None:
                 file.write(piece)
                 progress(len(piece))
+
+            yield write
+
+    yield from StreamedCall(url, written, {"Range": f"bytes={have_bytes}-"} if have_bytes else {})
     if path.stat().st_size != entry.size_bytes:
         raise Unavailable(
             f"{entry.path} arrived incomplete", hint="download again; it continues where it stopped"

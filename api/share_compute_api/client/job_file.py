@@ -166,7 +166,8 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
     except FileNotFoundError as failure:
         names: list[str] = []
         with suppress(OSError):
-            names = [one.name for one in path.parent.iterdir()]
+            # Suffixes would make all job files similar.
+            names = [one.name for one in path.parent.iterdir() if suggestion(path.stem, [one.stem])]
         raise UserError(
             f"{path} does not exist{suggestion(path.name, names)}", hint="check the name of the file"
         ) from failure

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from share_compute.errors import ShareComputeError, TooLarge, Unavailable, UserError
 from share_compute.quantities import bytes_text
-from share_compute_api.connection.transport import Transport
+from share_compute_api.client.calls import Calls, call
 from share_compute_api.schemas.bodies import UploadFile, UploadList, UploadView
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.uploads.names import check_suffix
@@ -46,34 +47,33 @@ def kind_of(names: list[str]) -> UploadKind:
 
 
 def send(
-    transport: Transport,
-    path: Path,
-    name: str | None,
-    kind: UploadKind | None,
-    progress: Callable[[int], None],
-) -> UploadView:
-    """Send a file or a folder; see `Client.upload`."""
+    path: Path, name: str | None, kind: UploadKind | None, progress: Callable[[int], None]
+) -> Calls[UploadView]:
+    """Send a file or a folder; see `ApiTransfers.upload`."""
     files = files_below(path)
     kind = kind or kind_of([inside for inside, _ in files])
     for inside, _ in files:
         check_suffix(inside, kind)
-    _require_space(transport, sum(file.stat().st_size for _, file in files))
+    yield from _require_space(sum(file.stat().st_size for _, file in files))
     body = {"name": name or path.resolve().name, "kind": kind}
-    upload = transport.read(UploadView, "POST", "/uploads", json=body)
+    upload = yield from call(UploadView, "POST", "/uploads", json=body)
+    base = f"/uploads/{upload.id}"
     try:
         for inside, file in files:
-            _send_file(transport, f"/uploads/{upload.id}/files/{quote(inside)}", file, progress)
-        return transport.read(
-            UploadView, "POST", f"/uploads/{upload.id}/complete", timeout=_COMPLETE_TIMEOUT_S
-        )
+            yield from _send_file(f"{base}/files/{quote(inside)}", file, progress)
+        done = call(UploadView, "POST", f"{base}/complete", timeout=_COMPLETE_TIMEOUT_S)
+        return (yield from done)
+    except GeneratorExit:  # nothing can be sent any more
+        raise
     except BaseException:
-        _forget(transport, upload)
+        with suppress(ShareComputeError):  # the server later deletes uploads that were not completed
+            yield from call(UploadView, "DELETE", base)
         raise
 
 
-def _require_space(transport: Transport, size_bytes: int) -> None:
+def _require_space(size_bytes: int) -> Calls[None]:
     # A server that rejects a body may close the connection before the client can read the reason.
-    uploads = transport.read(UploadList, "GET", "/uploads")
+    uploads = yield from call(UploadList, "GET", "/uploads")
     left = min(uploads.upload_limit_bytes, uploads.limit_bytes - uploads.used_bytes)
     if size_bytes > left:
         raise TooLarge(
@@ -82,7 +82,7 @@ def _require_space(transport: Transport, size_bytes: int) -> None:
         )
 
 
-def _send_file(transport: Transport, url: str, file: Path, progress: Callable[[int], None]) -> None:
+def _send_file(url: str, file: Path, progress: Callable[[int], None]) -> Calls[None]:
     found = hashlib.sha256()
 
     def pieces() -> Iterator[bytes]:
@@ -95,15 +95,8 @@ def _send_file(transport: Transport, url: str, file: Path, progress: Callable[[i
     try:
         # With Content-Length, the server can check the free space before it reads the file.
         headers = {"Content-Length": str(file.stat().st_size), "Content-Type": "application/octet-stream"}
-        arrived = transport.read(UploadFile, "PUT", url, content=pieces(), headers=headers)
+        arrived = yield from call(UploadFile, "PUT", url, content=pieces(), headers=headers)
     except OSError as failure:
         raise UserError(f"{file} cannot be read: {failure.strerror}", hint="fix its rights") from failure
     if arrived.sha256 != found.hexdigest():
         raise Unavailable(f"{file} did not arrive as it was sent", hint="send it again")
-
-
-def _forget(transport: Transport, upload: UploadView) -> None:
-    try:
-        transport.request("DELETE", f"/uploads/{upload.id}")
-    except ShareComputeError:  # the server later deletes uploads that were not completed
-        return

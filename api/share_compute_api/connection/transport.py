@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from types import TracebackType
@@ -125,6 +125,8 @@ class AsyncTransport(_Connection):
 
     async def request(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request and return the response if it is successful; see `Transport.request`."""
+        if isinstance(content := options.get("content"), Iterator):
+            options["content"] = _asynchronous(content)
         with self.translated():
             response = await self.http.request(method, path, **options)
         raise_for_problem(response)
@@ -133,6 +135,12 @@ class AsyncTransport(_Connection):
     async def close(self) -> None:
         """Close all connections."""
         await self.http.aclose()
+
+
+async def _asynchronous(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the same pieces: `httpx.AsyncClient` accepts no other iterators."""
+    for piece in pieces:
+        yield piece
 
 
 def _verification_error(failure: BaseException | None) -> ssl.SSLCertVerificationError | None:
@@ -196,6 +204,16 @@ def raise_for_problem(response: httpx.Response) -> None:
     raise error_of(
         code, detail, problem, unknown=ShareComputeError if response.is_server_error else UserError
     )
+
+
+def require_server_url(url: str) -> None:
+    """Raise `UserError` if a text cannot be the URL of a server."""
+    try:
+        found = httpx.URL(url)
+    except (httpx.InvalidURL, ValueError) as failure:
+        raise _bad_url(url) from failure
+    if found.scheme not in {"http", "https"} or not found.host:
+        raise _bad_url(url)
 
 
 def _bad_url(url: str) -> UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -64,7 +65,7 @@ def translated(repository: str, *, uses_token: bool) -> Iterator[None]:
     except HfHubHTTPError as failure:
         raise _of_status(repository, failure.response.status_code, failure.server_message) from failure
     except (HTTPError, OfflineModeIsEnabled, ConnectionError, TimeoutError) as failure:
-        said = str(failure).partition("\n")[0] or type(failure).__name__
+        said = re.sub(r"^\[Errno -?\d+\] ", "", str(failure).partition("\n")[0]) or type(failure).__name__
         raise Unavailable(
             f"the Hub cannot be reached for {repository}: {said}",
             hint="check the network and HF_ENDPOINT, and try again",

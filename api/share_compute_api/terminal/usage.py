@@ -1,10 +1,14 @@
-"""Converts errors of typer about options and arguments to the project's own errors."""
+"""Commands whose arguments are checked and shown alike, and their errors in the words of the project."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand
 
 from share_compute.errors import UserError
 
@@ -20,6 +24,44 @@ _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Option '(.*)' does not take a value\.", r"\1: takes no value"),
 )
 """Pattern of a message of typer, with the words in place of it."""
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_EMPTY = "is empty"
+
+
+class CheckedCommand(TyperCommand):
+    """Command that refuses empty arguments and paths; its help has names of arguments in capitals.
+
+    A script that expands a variable without a value gives an empty argument. As a path it would be the working folder.
+    """
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                parameter.metavar = parameter.metavar or str(parameter.name).upper()
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, and refuse empty ones."""
+        is_suspect = "" in args
+        rest = super().parse_args(ctx, args)
+        parameter: Any
+        for parameter in self.params if is_suspect else ():
+            value = ctx.params.get(parameter.name)
+            # The path in an empty argument is `Path()`.
+            empty = ("", Path()) if parameter.param_type_name == "argument" else (Path(),)
+            if any(one in empty for one in (value if isinstance(value, list | tuple) else (value,))):
+                raise typer.BadParameter(_EMPTY, ctx=ctx, param=parameter)
+        return rest
+
+
+class CommandGroup(typer.Typer):
+    """Group of commands of the class `CheckedCommand`."""
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
+        """Return a decorator that adds a function as a command."""
+        return super().command(name, **{"cls": CheckedCommand, **options})
 
 
 def usage_error(failure: Any) -> UserError:
@@ -40,6 +82,8 @@ def _message(failure: Any) -> str:
         name = parameter.opts[0] if is_option else parameter.metavar or str(parameter.name).upper()
         if type(failure).__name__ == "MissingParameter":
             return f"{name} is missing"
+        if failure.message == _EMPTY:
+            return f"{name} is empty"
         return f"{name}: {_value_problem(failure.message)}"
     if hasattr(failure, "possibilities"):
         near = sorted(failure.possibilities or ())

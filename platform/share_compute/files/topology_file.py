@@ -239,7 +239,7 @@ def check_kind(data: Any) -> dict[str, Any]:
     if data.get("kind") != KIND:
         found = f"is of kind {data['kind']!r}" if "kind" in data else "does not say its kind"
         raise UserError(
-            f"this {found}; a topology says kind: {KIND}",
+            f"the topology {found}; it needs kind: {KIND}",
             hint=f"give a topology, e.g. what `share-compute topology` writes; or {_EXAMPLE}",
         )
     version = data.get("version")

@@ -13,15 +13,12 @@ import pytest
 from tests.api.cli.test_cli import step
 from tests.api.conftest import Plane
 
-from share_compute.errors import NotFound, Unavailable, UserError
-from share_compute.lifecycle.attempt_events import AttemptEnded
+from share_compute.errors import Conflict, NotFound, Unavailable, UserError
+from share_compute.lifecycle.attempt_events import ArtifactSaved, AttemptEnded
 from share_compute.lifecycle.states import JobState
 from share_compute_api import AsyncClient, Client
 from share_compute_api.client.calls import RequestMethod
 from share_compute_api.client.requests import ApiRequests
-
-ONLY_SYNC = {"download", "upload", "metrics_file"}
-"""Methods that read or write files."""
 
 
 def finish(plane: Plane, job_id: str) -> None:
@@ -38,8 +35,10 @@ def methods(kind: type) -> set[str]:
 
 
 def test_both_clients_have_the_same_methods() -> None:
-    assert methods(Client) - methods(AsyncClient) == ONLY_SYNC
-    assert methods(AsyncClient) <= methods(Client)
+    assert methods(Client) == methods(AsyncClient)
+    for name in methods(Client):
+        one, other = (inspect.signature(getattr(kind, name)).parameters for kind in (Client, AsyncClient))
+        assert one == other, name
 
 
 def test_methods_have_the_signature_and_the_docstring_of_their_description(client: Client) -> None:
@@ -82,6 +81,66 @@ async def use(plane: Plane, digits: dict[str, Any]) -> None:
     async with AsyncClient("http://127.0.0.1:1", "key") as away:
         with pytest.raises(Unavailable, match="nothing listens at this port"):
             await away.status()
+
+
+async def transfer(plane: Plane, job: dict[str, Any], folder: Path) -> None:
+    source = folder / "source"
+    source.mkdir()
+    (source / "a.csv").write_bytes(b"number,label\n" * 200_000)
+    (source / "größe.csv").write_bytes(b"number,label\n")
+    sent: list[int] = []
+    async with AsyncClient(plane.url, plane.api_key) as client:
+        upload = await client.upload(source, progress=sent.append)
+        assert (upload.kind, len(upload.files), sum(sent)) == ("data", 2, 13 * 200_001)
+        with pytest.raises(UserError, match="does not exist"):
+            await client.upload(folder / "missing")
+        (source / "b.pkl").touch()
+        with pytest.raises(UserError, match="is no file of data"):
+            await client.upload(source)
+        assert [one.id for one in (await client.uploads()).uploads] == [upload.id]
+
+        job_id = (await client.submit(job)).id
+        made = folder / "data" / "jobs" / job_id / "model"
+        made.mkdir(parents=True)
+        (made / "config.json").write_bytes(b"{}" * 100_000)
+        plane.store.jobs.begin(job_id, [])
+        saved = ArtifactSaved(name="model", path=made, size_bytes=200_000)
+        plane.store.progress.record(job_id, 1, [saved, step(1)])
+        (artifact,) = await client.artifacts(job_id)
+        partial = folder / f".model-{artifact.id}.part"
+        partial.mkdir()
+        (partial / "config.json").write_bytes(b"?" * 10)
+        arrived: list[int] = []
+        target = await client.download(job_id, "model", folder, progress=arrived.append)
+        assert (target / "config.json").read_bytes() == b"?" * 10 + b"{}" * 99_995
+        with pytest.raises(Conflict, match="exists already"):
+            await client.download(job_id, "model", folder)
+        series: list[bytes] = []
+        await client.metrics_file(job_id, "csv", series.append)
+        assert b"loss" in b"".join(series)
+        with pytest.raises(NotFound, match="there is no job job-none"):
+            await client.metrics_file("job-none", "csv", series.append)
+
+
+def test_the_asynchronous_client_uploads_and_downloads(
+    plane: Plane, digits: dict[str, Any], tmp_path: Path
+) -> None:
+    asyncio.run(transfer(plane, digits, tmp_path))
+
+
+def test_a_cancelled_upload_is_removed(plane: Plane, tmp_path: Path) -> None:
+    (tmp_path / "numbers.csv").write_bytes(bytes(8 << 20))
+
+    async def cancel() -> None:
+        async with AsyncClient(plane.url, plane.api_key) as client:
+            sending = asyncio.create_task(
+                client.upload(tmp_path / "numbers.csv", progress=lambda _: sending.cancel())
+            )
+            with pytest.raises(asyncio.CancelledError):
+                await sending
+            assert (await client.uploads()).uploads == []
+
+    asyncio.run(cancel())
 
 
 def test_the_asynchronous_client(plane: Plane, digits: dict[str, Any]) -> None:

@@ -125,6 +125,7 @@ STATES = frozenset(
     | {"submitted", "joined", "{} ago", "| in {} |", "| {} of {} |"}
 )
 """States, which are single words, and other short texts."""
+_CHINESE = re.compile("[\\u3400-\\u9fff]")
 ELSEWHERE = frozenset({"{} character", "{} characters", "{} item", "{} items"})
 """Templates whose English comes from pydantic."""
 
@@ -184,6 +185,30 @@ def test_translations_use_each_value() -> None:
         if not (plain == slots and not numbers) and not (plain == 0 and numbers == expected):
             wrong.append(template)
     assert wrong == []
+
+
+def test_chinese_has_spaces_on_both_sides_of_values() -> None:
+    """Names have spaces beside Chinese characters; the translator removes those beside Chinese values.
+
+    A value that touches a word or another value in English may be empty, and needs no space.
+    """
+    touched = {
+        f"{template} -> {translation}"
+        for template, translation in CATALOGUE.items()
+        for place, (before, after) in _beside_values(translation).items()
+        if (_CHINESE.match(before) or _CHINESE.match(after))
+        and not any(re.match(r"[\w{}]", side) for side in _beside_values(template)[place])
+    }
+    assert touched == set()
+
+
+def _beside_values(text: str) -> dict[int, tuple[str, str]]:
+    """Return the characters before and after each value, by the number of the value."""
+    slots = enumerate(re.finditer(r"\{(\d*)\}", text), start=1)
+    return {
+        int(found[1] or place): (text[found.start() - 1 : found.start()], text[found.end() : found.end() + 1])
+        for place, found in slots
+    }
 
 
 def test_each_template_is_found_by_the_translator() -> None:

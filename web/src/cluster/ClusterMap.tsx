@@ -12,7 +12,7 @@ import { Bubble } from "./Bubble";
 import { Details } from "./Details";
 import type { MachineGroup } from "./groups";
 import { inRows, largestThatFits, position, qualityOf, reachOf, thickness, type Circle, type Places, type Point } from "./layout";
-import { flowsOf, neighbours, outside, overlap, route, touches, type Box } from "./lines";
+import { flowsOf, neighbours, outside, overlap, route, touches, type Box, type Size } from "./lines";
 import { Legend } from "./Legend";
 import { MachineNode, radiusOf, SPACING_FOR_LARGE, SPACING_FOR_NAMES, SPACING_FOR_WORK } from "./MachineNode";
 import classes from "./ClusterMap.module.css";
@@ -107,7 +107,7 @@ export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
       <div ref={ref} className={classes.frame} data-zoomed={zoom > 0} style={zoom > 0 ? { maxHeight: room } : undefined}>
         {width > 0 && (
           <svg width={width * scale} height={height} viewBox={`0 0 ${width * scale} ${height}`} className={classes.map} role="group" aria-label={t("Machines and islands")}>
-            <Links cluster={cluster} drawn={drawn} labels={labels} />
+            <Links cluster={cluster} drawn={drawn} labels={labels} width={width * scale} height={height} />
             <Shores drawn={drawn} />
             <Inside drawn={drawn} labels={labels} />
             {drawn.map((one) =>
@@ -259,9 +259,9 @@ function Island({ group, circle, number, step, points, used, onLight }: Drawn & 
 }
 
 /** Lines between islands that pass beside the others. A line has a label where it covers no island and no other label. */
-function Links({ cluster, drawn, labels }: { cluster: ClusterView; drawn: readonly Drawn[]; labels: readonly Box[] }) {
+function Links({ cluster, drawn, labels, width, height }: { cluster: ClusterView; drawn: readonly Drawn[]; labels: readonly Box[] } & Size) {
   const { links } = cluster.islands;
-  const lines = useMemo(() => routed(links, drawn, labels), [links, drawn, labels]);
+  const lines = useMemo(() => routed(links, drawn, labels, { width, height }), [links, drawn, labels, width, height]);
   return (
     <g aria-hidden>
       {lines.map(({ id, parts, quality, width }) =>
@@ -280,13 +280,13 @@ function Links({ cluster, drawn, labels }: { cluster: ClusterView; drawn: readon
   );
 }
 
-function routed(links: ClusterView["islands"]["links"], drawn: readonly Drawn[], labels: readonly Box[]) {
+function routed(links: ClusterView["islands"]["links"], drawn: readonly Drawn[], labels: readonly Box[], picture: Size) {
   const circles = new Map(drawn.map(({ group, circle }) => [group.id, circle]));
   const islands = drawn.length > MOST_AROUND ? [] : [...circles.values()];
   const taken = [...labels];
   return links.flatMap(({ one, other, latency_s: latencyS, bytes_per_s: bytesPerS }) => {
     const ends = [circles.get(one), circles.get(other)] as const;
-    const points = ends[0] && ends[1] ? route(ends[0], ends[1], islands, labels) : [];
+    const points = ends[0] && ends[1] ? route(ends[0], ends[1], islands, labels, picture) : [];
     if (points.length < 2) return [];
     const [first, last] = [points[0]!, points.at(-1)!];
     const middle = points.length > 2 ? points[points.length >> 1]! : { x: (first.x + last.x) / 2, y: (first.y + last.y) / 2 };

@@ -35,16 +35,20 @@ test("lines join consecutive stages of a job, and no machines without a stage", 
 });
 
 test("a line between two islands passes beside a third one", () => {
+  const picture = { width: 700, height: 600 };
   const [one, other] = [{ x: 0, y: 300, r: 50 }, { x: 600, y: 300, r: 50 }];
-  expect(route(one, other, [one, other], [])).toEqual([{ x: 50, y: 300 }, { x: 550, y: 300 }]);
+  expect(route(one, other, [one, other], [], picture)).toEqual([{ x: 50, y: 300 }, { x: 550, y: 300 }]);
   const third = { x: 300, y: 350, r: 60 };
-  const points = route(one, other, [one, other, third], []);
+  const points = route(one, other, [one, other, third], [], picture);
   expect(points.length).toBeGreaterThan(2);
   for (const { x, y } of points) expect(Math.hypot(x - third.x, y - third.y)).toBeGreaterThan(third.r);
   // With a title above the third island, the line passes below it.
-  const below = route(one, other, [one, other, third], [{ x: 200, y: 0, width: 200, height: 290 }]);
+  const below = route(one, other, [one, other, third], [{ x: 200, y: 0, width: 200, height: 290 }], picture);
   expect(below.every(({ y }) => y >= 300)).toBe(true);
-  expect(route(one, { x: 60, y: 300, r: 50 }, [], [])).toEqual([]);
+  // A curve would leave a picture that ends just below the islands.
+  const low = { width: 700, height: 415 };
+  expect(route(one, other, [one, other, third], [{ x: 200, y: 0, width: 200, height: 290 }], low)).toHaveLength(2);
+  expect(route(one, { x: 60, y: 300, r: 50 }, [], [], picture)).toEqual([]);
 });
 
 test("boxes overlap boxes and circles", () => {

@@ -7,10 +7,12 @@ export interface Line {
   to: Point;
 }
 
-export interface Box extends Point {
+export interface Size {
   width: number;
   height: number;
 }
+
+export interface Box extends Point, Size {}
 
 /** The interval of a line inside a box, as parts of its length; null if it misses the box (Liang and Barsky, 1984). */
 function within({ from, to }: Line, box: Box): [number, number] | null {
@@ -99,16 +101,19 @@ export function flowsOf(machines: readonly Pick<MachineSummary, "id" | "held">[]
 const BENDS = [0.12, -0.12, 0.2, -0.2, 0.3, -0.3, 0.4, -0.4, 0.5, -0.5];
 const SAMPLES = 48;
 const MARGIN = 8;
+/** Distance of a curve from the edges of the picture: half of the widest line. */
+const EDGE = 3;
 
 /**
  * Points of a line between two islands that passes beside the others: straight if no island is in its way, or else a
- * curve. Without such a curve, the straight line. Empty if the islands touch.
+ * curve inside the picture. Without such a curve, the straight line. Empty if the islands touch.
  *
  * @param boxes titles that a curve does not cross.
  */
-export function route(one: Circle, other: Circle, islands: readonly Circle[], boxes: readonly Box[]): Point[] {
+export function route(one: Circle, other: Circle, islands: readonly Circle[], boxes: readonly Box[], picture: Size): Point[] {
   const straight = between(one, other);
   if (straight === null) return [];
+  const inner = { x: EDGE, y: EDGE, width: picture.width - 2 * EDGE, height: picture.height - 2 * EDGE };
   const others = islands.filter((island) => island !== one && island !== other);
   const isFree = (point: Point) => others.every((island) => Math.hypot(point.x - island.x, point.y - island.y) > island.r + MARGIN);
   const along = Array.from({ length: SAMPLES + 1 }, (_, place) => place / SAMPLES);
@@ -122,7 +127,7 @@ export function route(one: Circle, other: Circle, islands: readonly Circle[], bo
   if (curve(0).filter(isBetween).every(isFree)) return straight;
   for (const bend of BENDS) {
     const points = curve(bend).filter(isBetween);
-    if (points.length > 1 && points.every((point) => point.y > 0 && isFree(point) && !boxes.some((box) => contains(box, point)))) return points;
+    if (points.length > 1 && points.every((point) => contains(inner, point) && isFree(point) && !boxes.some((box) => contains(box, point)))) return points;
   }
   return straight;
 }

@@ -3,7 +3,10 @@ import { Alert, Button, Skeleton, Stack, Text, Title } from "@mantine/core";
 import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
+import starts from "virtual:starts";
+
 import { ApiProblem } from "../api/problem";
+import { beginsWithWord } from "../i18n/starts";
 import { translated } from "../i18n/texts";
 
 /** Grey lines in place of a list that is loading. */
@@ -55,18 +58,17 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
 
 /**
  * A message in the reader's language, with a capital and a full stop: the server's begin in lower case, since the command
- * line puts "error:" before them. A command at the beginning is left unchanged.
+ * line puts "error:" before them. Names, such as those of machines, and commands at the beginning are left unchanged.
  */
 export function sentence(message: string): string {
   const text = clause(message);
   return text !== message && text !== `${message}.` ? text : capitalized(text);
 }
 
-/** A text with a capital. Commands, fields of a job file and names of files stay as they are. */
+/** A text with a capital. Names, commands, fields of a job file and names of files stay as they are. */
 export function capitalized(text: string): string {
   const isName = /^(share-compute |pip |\w+[._]\w|\S*\/)/.test(text);
-  const start = isName ? text.charAt(0) : text.charAt(0).toUpperCase();
-  return start + text.slice(1);
+  return !isName && beginsWithWord(text, starts) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
 }
 
 /** The same without the capital, after other words. */

@@ -44,3 +44,8 @@ test("translations keep what is filled in", () => {
   const wrong = Object.entries(chinese).filter(([key, text]) => slots(key).join() !== slots(text).join());
   expect(wrong).toEqual([]);
 });
+
+test("values have spaces beside Chinese characters on both sides or on none", () => {
+  const wrong = /[\u3400-\u9fff]\{\{\w+\}\} [\u3400-\u9fff]|[\u3400-\u9fff] \{\{\w+\}\}[\u3400-\u9fff]/;
+  expect(Object.values(chinese).filter((text) => wrong.test(text))).toEqual([]);
+});

@@ -4,8 +4,8 @@ import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
+import { sentence } from "../components/Feedback";
 import { bytes, si, stepTime } from "../format";
-import { translated } from "../i18n/texts";
 import { layerRange, ranges, type Block } from "./layout";
 import type { Work } from "./live";
 import classes from "./Placement.module.css";
@@ -24,7 +24,7 @@ export function Details({ plan, block, work, note }: Props) {
   const member = block && plan.stages[block.stage]?.members[block.seat];
   if (block === undefined || member === undefined) {
     return (
-      <div className={classes.details} data-note={Boolean(note)}>
+      <div className={classes.details}>
         {note || (
           <Text size="sm" c="dimmed">
             {t("Point at a machine, or go through them with the arrow keys, for its figures.")}
@@ -39,7 +39,7 @@ export function Details({ plan, block, work, note }: Props) {
         <b>{member.name}</b>: {[...workWords(work, t), ...figuresOf(plan, block, t)].join(", ")}
       </Text>
       <Text size="sm" c="dimmed">
-        {translated(member.reason)}
+        {sentence(member.reason)}
       </Text>
     </div>
   );

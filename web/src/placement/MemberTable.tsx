@@ -3,9 +3,9 @@ import { useTranslation } from "react-i18next";
 
 import type { Plan } from "../api/types";
 import { TextAlternative } from "../components/chart/TextAlternative";
+import { sentence } from "../components/Feedback";
 import { MachineLink } from "../components/MachineLink";
 import { bytes, count } from "../format";
-import { translated } from "../i18n/texts";
 import { layerRange, ranges } from "./layout";
 
 /** The picture as a table of all branches, with the planner's reasons. */
@@ -61,7 +61,7 @@ export function MemberTable({ plan }: { plan: Plan }) {
                   </Table.Td>
                   <Table.Td data-label={t("Why")}>
                     <Text size="xs" c="dimmed">
-                      {translated(member.reason)}
+                      {sentence(member.reason)}
                     </Text>
                   </Table.Td>
                 </Table.Tr>

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 Given = TypeVar("Given")
 Parsed = TypeVar("Parsed")
+_MOST_BYTES = 4096
+"""Largest length of a file with an invite, in bytes."""
 
 Url = Annotated[str, typer.Argument(help="URL of the server, e.g. https://192.0.2.1:8700.")]
 Invite = Annotated[
@@ -43,7 +45,7 @@ Name = Annotated[str | None, typer.Option(help="Name of this machine; default: i
 Device = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="auto|cpu|cuda|mps|cuda:K|cpu:K",
+        metavar="DEVICE",
         help="Device to lend; may be given several times. auto: all NVIDIA GPUs, or the CPU if there is none. "
         "cuda:1: one GPU, as `share-compute doctor` lists them. mps: the GPU of an Apple processor. cpu:0 and cpu:1: "
         "logical devices, each with a part of the CPU. Each device joins as a machine of its own, NAME.cuda0, "
@@ -132,6 +134,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
     twice ends the command at once.
     """
     from share_compute_api.agent.joining import default_name
+    from share_compute_api.connection.transport import require_server_url
 
     os.umask(PRIVATE_UMASK)
     identities = own_identities()
@@ -151,6 +154,7 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         port_range=port_range,
         leave_within=leave_within,
     )
+    require_server_url(url)
     is_known = identities.of_host(url, name) is not None
     code = read_invite(invite, invite_file, is_known=is_known, command=f"share-compute join {url}")
     devices = lending.devices(code)
@@ -280,6 +284,7 @@ def read_invite(given: str | None, file: Path | None, *, is_known: bool, command
 
 def _read_invite(file: Path | None, command: str) -> str:
     from share_compute.errors import UserError
+    from share_compute_api.client.job_file import read_text
 
     if file is None and sys.stdin.isatty():
         console.print(
@@ -292,12 +297,7 @@ def _read_invite(file: Path | None, command: str) -> str:
             hint="ask the operator of the server, who makes an invite with share-compute invite; then run "
             f"{INVITE_VARIABLE}=CODE {command}",
         )
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as failure:
-        raise UserError(
-            f"the invite cannot be read: {failure}", hint="name a file with the code alone"
-        ) from failure
+    text = sys.stdin.read() if str(file) == "-" else read_text(file, _MOST_BYTES)
     if not text.strip():
         raise UserError("the invite is empty", hint="ask the operator for one: share-compute invite")
     return text.strip()

@@ -31,8 +31,11 @@ from share_compute_api.cli.contributor.join import (
 )
 from share_compute_api.terminal.options import PRIVATE_UMASK, Json
 from share_compute_api.terminal.output import console, print_json, print_text
+from share_compute_api.terminal.usage import CommandGroup
 
-app = typer.Typer(no_args_is_help=True, help="Lend this machine from its boot on, as a systemd user service.")
+app = CommandGroup(
+    no_args_is_help=True, help="Lend this machine from its boot on, as a systemd user service."
+)
 
 
 @app.command("install")
@@ -61,8 +64,10 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
     from share_compute.settings import ClientSettings
     from share_compute_api.agent import systemd
     from share_compute_api.agent.joining import default_name
+    from share_compute_api.connection.transport import require_server_url
 
     os.umask(PRIVATE_UMASK)
+    require_server_url(url)
     name = name or default_name()
     lending = Lending(
         url=url,

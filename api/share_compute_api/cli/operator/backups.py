@@ -52,6 +52,7 @@ def restore(
 
     url = _settings(data_folder, database_url).resolved_database_url
     database = backups.embedded_file(url)
+    backups.require_backup(file.absolute())
     confirm(f"Replace {database} with {file}? Changes after the backup are not in it.", yes=yes)
     replaced = backups.restore(file.absolute(), url, utc_now())
     if as_json:

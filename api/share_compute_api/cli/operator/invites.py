@@ -20,8 +20,9 @@ from share_compute_api.terminal.output import (
     since,
     state_text,
 )
+from share_compute_api.terminal.usage import CommandGroup
 
-app = typer.Typer(
+app = CommandGroup(
     help="Make, list and revoke invites; plain `invite` makes one.", invoke_without_command=True
 )
 Label = Annotated[str | None, typer.Option(help="Person or purpose.")]

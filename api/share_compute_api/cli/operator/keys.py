@@ -11,8 +11,9 @@ from rich.markup import escape
 from share_compute.scopes import Scope
 from share_compute_api.terminal.options import Json, Yes, confirm
 from share_compute_api.terminal.output import console, print_items, print_json, print_table, since, state_text
+from share_compute_api.terminal.usage import CommandGroup
 
-app = typer.Typer(
+app = CommandGroup(
     no_args_is_help=True, help="Make, list and revoke API keys, one for each person or program."
 )
 
@@ -32,8 +33,9 @@ def create_key(
     scope: Annotated[
         list[_Given] | None,
         typer.Option(
+            metavar="SCOPE",
             help="Scope; may be given several times. chat: use served models (the default). read: look at "
-            "jobs and machines. submit: also run one's own jobs, and chat. admin: everything."
+            "jobs and machines. submit: also run one's own jobs, and chat. admin: everything.",
         ),
     ] = None,
     as_json: Json = False,

@@ -28,7 +28,8 @@ def up(  # noqa: PLR0917  # typer passes each by its name
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = None,
     data_folder: Annotated[Path | None, typer.Option(help="Where the server keeps its state.")] = None,
     database_url: Annotated[
-        str | None, typer.Option(help="e.g. postgresql+psycopg://user@host/name; default: SQLite.")
+        str | None,
+        typer.Option(help="URL of a PostgreSQL database, in the form of SQLAlchemy; default: SQLite."),
     ] = None,
     data_root: Annotated[
         list[Path] | None,

@@ -13,12 +13,13 @@ from rich.markup import escape
 from share_compute.quantities import bytes_text
 from share_compute_api.terminal.options import Job, Json, Yes, confirm
 from share_compute_api.terminal.output import console, print_items, print_json, print_table, since
+from share_compute_api.terminal.usage import CommandGroup
 
 if TYPE_CHECKING:
     from share_compute.store import ArtifactRecord
     from share_compute_api.client.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="List, show, download and delete the results of jobs.")
+app = CommandGroup(no_args_is_help=True, help="List, show, download and delete the results of jobs.")
 
 
 @app.command("list")

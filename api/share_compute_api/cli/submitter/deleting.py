@@ -17,7 +17,7 @@ from share_compute_api.terminal.output import console, print_items, print_table
 def delete(
     jobs: Annotated[
         list[str],
-        typer.Argument(metavar="JOB...", help="Ids of finished jobs.", autocompletion=complete_job),
+        typer.Argument(metavar="JOB", help="Ids of finished jobs.", autocompletion=complete_job),
     ],
     cancel: Annotated[
         bool,

@@ -74,7 +74,13 @@ def submit(
 
 
 def list_jobs(
-    state: Annotated[list[JobState] | None, typer.Option(help="Only jobs in this state; repeatable.")] = None,
+    state: Annotated[
+        list[JobState] | None,
+        typer.Option(
+            metavar="STATE",
+            help="Only jobs in this state: queued, planning, running, succeeded, failed or cancelled; repeatable.",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Only jobs whose name contains this.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="Only jobs with this tag; repeatable.")] = None,
     group: Annotated[str | None, typer.Option(help="Only jobs of this group.")] = None,
@@ -109,7 +115,13 @@ def list_jobs(
         for job in page.jobs
     )
     columns = ("id", "name", "state", "done", "loss", "speed", "submitted", "reason")
-    print_table(columns, rows, empty="No jobs yet. Submit one: share-compute submit examples/tiny-llama.yaml")
+    is_filtered = any((state, name, tag, group))
+    none = (
+        "No job matches."
+        if is_filtered
+        else "No jobs yet. Submit one: share-compute submit examples/tiny-llama.yaml"
+    )
+    print_table(columns, rows, empty=none)
     if page.next_cursor:
         console.print("[dim]There are more; raise --limit to see them.[/dim]")
 
@@ -229,7 +241,7 @@ def logs(
 def cancel(job: Job, as_json: Json = False) -> None:
     """Cancel a job. The job stops at once, and keeps its checkpoints or finished rows.
 
-    For a job that has succeeded, links (``then``) that wait are cancelled.
+    For a job that has succeeded, links (`then`) that wait are cancelled.
     """
     from share_compute_api.client.client import Client
 
@@ -250,7 +262,7 @@ def cancel(job: Job, as_json: Json = False) -> None:
 def resume(job: Job, follow: Follow = False, as_json: Json = False) -> None:
     """Queue a failed or cancelled job again; it continues from its last checkpoint or finished rows.
 
-    For a job that has succeeded, links (``then``) that failed or were cancelled are started again.
+    For a job that has succeeded, links (`then`) that failed or were cancelled are started again.
     """
     from share_compute_api.client.client import Client
 

@@ -49,7 +49,7 @@ def tag(
 
 
 def compare(
-    jobs: Annotated[list[str], typer.Argument(help="Ids of the jobs.", metavar="JOB...")],
+    jobs: Annotated[list[str], typer.Argument(help="Ids of the jobs.", metavar="JOB")],
     as_json: Json = False,
 ) -> None:
     """Show the results of several jobs, and the fields in which their job files differ."""

@@ -68,7 +68,11 @@ def plan(
     ] = None,
     objective: Annotated[
         _Purpose,
-        typer.Option(help="Train the model, or serve it: shortest answer, or most tokens a second."),
+        typer.Option(
+            metavar="GOAL",
+            help="training: train the model. latency, throughput: serve it, with the shortest answer or the most "
+            "tokens a second.",
+        ),
     ] = "training",
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Serving: length of a prompt.")] = 512,
     new_tokens: Annotated[int, typer.Option(min=1, help="Serving: length of an answer.")] = 128,
@@ -85,11 +89,17 @@ def plan(
     ] = False,
     devices: Annotated[
         int | None,
-        typer.Option(help="Operators: number of devices; default: parallelism.tensor of the job, or 2."),
+        typer.Option(
+            min=1, help="Operators: number of devices; default: parallelism.tensor of the job, or 2."
+        ),
     ] = None,
     search: Annotated[
         SearchChoice | None,
-        typer.Option(help="Operators: how strategies are searched; default: as the job says."),
+        typer.Option(
+            metavar="METHOD",
+            help="Operators: dynamic_programming, recursive_programming or sharding_propagation; default: as the job "
+            "says.",
+        ),
     ] = None,
     fixed: Annotated[
         list[str] | None,

@@ -74,12 +74,19 @@ def serve(
     max_concurrent: Annotated[
         int, typer.Option(min=1, help="Most sequences at one time, for each replica.")
     ] = 16,
-    dtype: Annotated[ServedPrecision, typer.Option(help="Data type of the loaded weights.")] = "float32",
+    dtype: Annotated[
+        ServedPrecision,
+        typer.Option(
+            metavar="TYPE", help="Data type of the loaded weights: float32, bfloat16, float16 or int8."
+        ),
+    ] = "float32",
     compile_: Annotated[
-        Compiling, typer.Option("--compile", help="Compile layers; auto does so if it is faster.")
+        Compiling,
+        typer.Option("--compile", metavar="MODE", help="Compile layers: auto (if it is faster), on or off."),
     ] = "off",
     objective: Annotated[
-        Objective, typer.Option(help="Shortest answer, or most tokens a second.")
+        Objective,
+        typer.Option(metavar="GOAL", help="latency: shortest answer. throughput: most tokens a second."),
     ] = "latency",
     stages: Annotated[
         int | None, typer.Option(min=1, help="Number of stages among which the layers are divided.")
@@ -161,7 +168,7 @@ def deployments(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="Show only this deployment, with its measurements.",
             autocompletion=complete_deployment,
         ),

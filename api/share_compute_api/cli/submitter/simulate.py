@@ -36,7 +36,11 @@ def simulate(
     file: Annotated[Path, typer.Argument(help="Job file (YAML or JSON), or - for standard input.")],
     *,
     fleet: Annotated[
-        FleetName | None, typer.Option(help="Kind of machines and links; default: mixed.")
+        FleetName | None,
+        typer.Option(
+            metavar="FLEET",
+            help="Kind of machines and links: home, campus, datacentre or mixed; default: mixed.",
+        ),
     ] = None,
     topology: Annotated[
         Path | None, typer.Option(help="File with machines to use instead of a fleet.")
@@ -51,7 +55,7 @@ def simulate(
     back_after: Annotated[
         str | None, typer.Option(help="Mean time until a failed machine returns; default: 30m.")
     ] = None,
-    hours: Annotated[float, typer.Option(help="Hours to simulate.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.001, help="Hours to simulate.")] = 24.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the fleet and the failures.")] = 0,
     as_json: Json = False,
 ) -> None:

@@ -52,7 +52,7 @@ def tune(
 
     for name in keep or ():
         if name not in TUNED:
-            raise UserError(f"tune knows no setting {name}", hint=f"known: {', '.join(TUNED)}")
+            raise UserError(f"--keep: tune knows no setting {name}", hint=f"known: {', '.join(TUNED)}")
     if output is not None:
         _require_writable(output)
     is_piped = str(file) == "-"

@@ -13,8 +13,9 @@ from share_compute.quantities import bytes_text
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import console, print_items, print_json, print_table, since, state_text
+from share_compute_api.terminal.usage import CommandGroup
 
-app = typer.Typer(no_args_is_help=True, help="List and remove data and models that were sent to the server.")
+app = CommandGroup(no_args_is_help=True, help="List and remove data and models that were sent to the server.")
 
 
 def upload(

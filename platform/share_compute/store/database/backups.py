@@ -148,6 +148,25 @@ def back_up(file: Path, target: Path) -> int:
     return target.stat().st_size
 
 
+def require_backup(source: Path) -> None:
+    """Check that a file is a backup that this version can restore; the errors are those of `restore`."""
+    if not source.is_file():
+        raise NotFound(
+            f"there is no backup {source}", hint=f"look into the folder {FOLDER} of the data folder"
+        )
+    if not _is_sqlite(source):
+        raise _no_backup(source)
+    require_sound(source)
+    found = _revision_of(source)
+    if found is None:
+        raise _no_backup(source)
+    if found not in _known_revisions():
+        raise Conflict(
+            f"{source} is of revision {found}, which this version cannot read",
+            hint="choose another backup, or install the version that made it",
+        )
+
+
 def restore(source: Path, url: str, now: datetime) -> Path | None:
     """Replace the embedded database by a backup.
 
@@ -166,21 +185,7 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
         Unavailable: the backup is damaged, or a file cannot be written.
     """
     file = embedded_file(url)
-    if not source.is_file():
-        raise NotFound(
-            f"there is no backup {source}", hint=f"look into the folder {FOLDER} of the data folder"
-        )
-    if not _is_sqlite(source):
-        raise _no_backup(source)
-    require_sound(source)
-    found = _revision_of(source)
-    if found is None:
-        raise _no_backup(source)
-    if found not in _known_revisions():
-        raise Conflict(
-            f"{source} is of revision {found}, which this version cannot read",
-            hint="choose another backup, or install the version that made it",
-        )
+    require_backup(source)
     engine = open_engine(url)
     with _whole(file.with_name(f".{file.name}.restored")) as partial:
         _copy(source, partial)

@@ -3,7 +3,7 @@ import { Progress, Table, Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import type { ReplicaStatus } from "../../api/types";
-import { clause, sentence } from "../../components/Feedback";
+import { sentence } from "../../components/Feedback";
 import { MachineLink } from "../../components/MachineLink";
 import { StateBadge } from "../../components/StateBadge";
 import { bytes, count, difference, stepTime } from "../../format";
@@ -37,7 +37,7 @@ export function Replica({ status, number }: Props) {
       {status.stages.length > 0 && <Stages status={status} />}
       {bottleneck !== undefined && (
         <Text size="sm" c="dimmed">
-          {t("Slowest part:")} {clause(bottleneck)}
+          {t("Slowest part:")} {sentence(bottleneck)}
         </Text>
       )}
       {status.recoveries > 0 && (

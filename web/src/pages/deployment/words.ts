@@ -19,7 +19,6 @@ export function wordsFor({ data }: ClusterEvent, t: TFunction): string {
   if (interrupted !== undefined) {
     const where = interrupted.of > 1 ? t(" in replica {{number}}", { number: interrupted.replica }) : "";
     if (interrupted.machines.length === 0) return sentence(`${translated(interrupted.reason)}${where}`);
-    // Not capitalized: it may begin with the name of a machine.
     const words = { names: joined(interrupted.machines), where };
     return interrupted.machines.length === 1
       ? t("{{names}} was lost{{where}}; its requests wait.", words)

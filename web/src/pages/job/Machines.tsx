@@ -5,7 +5,7 @@ import { useTranslation } from "react-i18next";
 
 import { log } from "../../api/queries";
 import type { ClusterEvent, Job } from "../../api/types";
-import { clause } from "../../components/Feedback";
+import { sentence } from "../../components/Feedback";
 import { Section } from "../../components/frame/Page";
 import { clock } from "../../format";
 import { Beat } from "../../placement/Beat";
@@ -35,7 +35,7 @@ export function Machines({ job, members }: { job: Job; members: Members }) {
         <>
           {bottleneck !== undefined && (
             <Text size="sm">
-              <b>{t("Bottleneck")}</b>: {clause(bottleneck)}
+              <b>{t("Bottleneck")}</b>: {sentence(bottleneck)}
             </Text>
           )}
           {change !== undefined && (

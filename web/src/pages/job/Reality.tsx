@@ -5,7 +5,7 @@ import { useTranslation } from "react-i18next";
 
 import type { Job, Measured, Plan, Prediction } from "../../api/types";
 import { TextAlternative } from "../../components/chart/TextAlternative";
-import { clause, sentence } from "../../components/Feedback";
+import { sentence } from "../../components/Feedback";
 import { MachineLink } from "../../components/MachineLink";
 import { difference, stepTime } from "../../format";
 import { layerRange } from "../../placement/layout";
@@ -35,7 +35,7 @@ export function Reality({ job, plan }: { job: Job; plan: Plan }) {
       />
       {prediction != null && (
         <Text size="sm">
-          <b>{t("Bottleneck")}</b>: {clause(prediction.bottleneck.sentence)}{" "}
+          <b>{t("Bottleneck")}</b>: {sentence(prediction.bottleneck.sentence)}{" "}
           <Text component="span" inherit c="dimmed">
             {boundWords(prediction, plan.strategy, t)}
             {prediction.links_assumed && ` ${t("No link was measured, so communication is an assumption.")}`}

@@ -8,7 +8,7 @@ import { Trans, useTranslation } from "react-i18next";
 import { api, body } from "../../api/client";
 import { cluster } from "../../api/queries";
 import type { PlanReport, ClusterView } from "../../api/types";
-import { Failure, clause, sentence } from "../../components/Feedback";
+import { Failure, sentence } from "../../components/Feedback";
 import { Figure } from "../../components/Figure";
 import { Section } from "../../components/frame/Page";
 import { bytes, duration, si, stepTime } from "../../format";
@@ -120,7 +120,7 @@ function Report({ report, steps }: { report: PlanReport; steps: number | undefin
           <Text component="span" fw={500}>
             {t("Bottleneck")}:
           </Text>{" "}
-          {clause(bottleneck.sentence)}
+          {sentence(bottleneck.sentence)}
         </Text>
       )}
       {rounds && <Rounds rounds={rounds} />}

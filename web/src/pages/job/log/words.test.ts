@@ -87,3 +87,11 @@ test("events have Chinese words", () => {
   const validated = eventOf("validated", { split: "test", step: 9, loss: 0.25, accuracy: 0.9375 });
   expect(wordsFor(validated, chinese)).toBe("第 9 步的最终测试：损失 0.2500，准确率 93.8%。");
 });
+
+test("notes are sentences, and begin with names as they are", () => {
+  const note = (message: string) => wordsFor(eventOf("note", { message }), english);
+  expect(note("the pinned plan no longer holds: the job continues without elm")).toBe(
+    "The pinned plan no longer holds: the job continues without elm.",
+  );
+  expect(note("elm ran out of memory at step 4: it is given less")).toBe("elm ran out of memory at step 4: it is given less.");
+});

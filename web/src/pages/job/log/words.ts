@@ -131,8 +131,7 @@ export function wordsFor({ kind, data }: ClusterEvent, t: TFunction): string {
       return t("then.{{link}} {{state}}: {{why}}", { link, state: t(state), why: clause(reason) });
     }
     case "note":
-      // Not capitalized: it may begin with the name of a machine.
-      return translated((data as { message: string }).message);
+      return sentence((data as { message: string }).message);
     case "ended": {
       const { outcome, reason } = data as { outcome: string; reason: string };
       return t("The attempt {{what}}: {{why}}", { what: outcome === "cancelled" ? t("was cancelled") : t(outcome), why: clause(reason) });
@@ -205,8 +204,7 @@ function planned(plan: Plan, t: TFunction): string {
 }
 
 function reformed({ sentence: what, seconds, recomputed }: { sentence: string; seconds: number; recomputed: number }, t: TFunction): string {
-  // Not capitalized: it may begin with the name of a machine.
-  const words = { what: translated(what), time: stepTime(seconds), count: recomputed };
+  const words = { what: capitalized(translated(what)), time: stepTime(seconds), count: recomputed };
   return recomputed === 0
     ? t("{{what}}; no step for {{time}}.", words)
     : t("{{what}}; no step for {{time}}, {{count}} microbatches computed again.", words);
