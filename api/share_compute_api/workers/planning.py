@@ -74,14 +74,10 @@ def plan_on_paper(
         from share_compute.models.layers import require_fit
 
         require_fit(blueprint, checks_outputs=False)
-    if spec.parallelism.operators.strategies:
-        from share_compute.planning.operators.trace import require_strategies
+    if spec.parallelism.needs_a_check:
+        from share_compute.sharding.layer_plans import require_parallelism
 
-        require_strategies(blueprint, spec)
-    if spec.parallelism.sequence > 1:
-        from share_compute.models.huggingface.cut_check import require_slices
-
-        require_slices(blueprint.config or {})
+        require_parallelism(blueprint, spec)
     return dry_run(spec, topology, dissect(blueprint), strategy=strategy, compare=compare, serving=serving)
 
 

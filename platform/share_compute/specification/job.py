@@ -88,6 +88,11 @@ class ParallelismSpec(SelectionSpec):
         return self.optimizer == "sharded"
 
     @property
+    def needs_a_check(self) -> bool:
+        """Whether the model's layers show whether they can be computed so: by several processes, or in slices."""
+        return self.tensor > 1 or self.sequence > 1
+
+    @property
     def machines_needed(self) -> int:
         """Number of machines of ``plan``, or those that ``stages`` and `stage_size` need; None counts as 1."""
         if self.plan is not None:
