@@ -74,7 +74,11 @@ def plan_on_paper(
         from share_compute.models.layers import require_fit
 
         require_fit(blueprint, checks_outputs=False)
-    if spec.parallelism.needs_a_check:
+    if serving is not None and serving.ranks > 1:
+        from share_compute.inference.runtime.tensor_parallel import require_divisible
+
+        require_divisible(blueprint.config or {}, serving.ranks)
+    elif spec.parallelism.needs_a_check:
         from share_compute.sharding.layer_plans import require_parallelism
 
         require_parallelism(blueprint, spec)
@@ -167,7 +171,7 @@ def _plan(text: str) -> PlanReport:
         request.topology.topology(),
         strategy=request.strategy,
         compare=request.compare,
-        serving=request.serving.workload() if request.serving is not None else None,
+        serving=None if request.serving is None else request.serving.workload(request.job.parallelism.tensor),
     )
 
 
