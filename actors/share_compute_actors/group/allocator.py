@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 
@@ -57,7 +59,34 @@ def peak_resident_bytes() -> int:
 
 def is_out_of_memory(failure: Exception) -> bool:
     """Return whether an exception means a lack of memory, including the RuntimeErrors of torch's allocators."""
-    return lacking(failure) is not None
+    return isinstance(failure, OutOfMemory) or lacking(failure) is not None
+
+
+def out_of_memory_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return how often the Linux kernel has killed a process to free memory; None if it does not say.
+
+    Only processes in the control group of this process count. If the group has no such figure, those of the whole
+    system count.
+
+    Args:
+        proc: where the proc filesystem is mounted.
+        groups: where control groups are mounted, of version 1 or 2.
+    """
+    files = [proc / "vmstat"]
+    with suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            own = path.lstrip("/")
+            if not controllers:
+                files.insert(0, groups / own / "memory.events")
+            elif "memory" in controllers.split(","):
+                files.insert(0, groups / "memory" / own / "memory.oom_control")
+    for file in files:
+        with suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)$", file.read_text(), re.MULTILINE)
+            if found is not None:
+                return int(found[1])
+    return None
 
 
 def as_reported(failure: Exception) -> ShareComputeError:
@@ -67,6 +96,8 @@ def as_reported(failure: Exception) -> ShareComputeError:
     memory on the GPU, else the resident memory of the process. An operation that has no
     deterministic algorithm (see `DeviceOperations`) becomes a `UserError`.
     """
+    if isinstance(failure, OutOfMemory):
+        return failure
     cause = failure.__cause__ if isinstance(failure.__cause__, RuntimeError) else failure
     if isinstance(cause, RuntimeError) and _NONDETERMINISTIC in str(cause):
         operation = str(cause).partition(_NONDETERMINISTIC)[0].strip()

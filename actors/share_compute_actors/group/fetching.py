@@ -13,7 +13,7 @@ import torch
 from ray.exceptions import ObjectLostError, RayActorError
 from torch import Tensor
 
-from share_compute.errors import ContributorLost, PlanInfeasible, StaleEpoch, WrongTensor
+from share_compute.errors import ContributorLost, OutOfMemory, PlanInfeasible, StaleEpoch, WrongTensor
 from share_compute.models.numbers import is_finite as has_finite_numbers
 from share_compute.models.storage.slots import parameter_of
 from share_compute.models.storage.weights import CHUNK_BYTES, copy_into, row_ranges, rows_of
@@ -203,7 +203,7 @@ def fits(shard: Shard, machine: str) -> Iterator[None]:
     """
     try:
         yield
-    except (MemoryError, RuntimeError) as failure:
+    except (MemoryError, RuntimeError, OutOfMemory) as failure:
         if not is_out_of_memory(failure):
             raise
         raise PlanInfeasible(

@@ -24,20 +24,16 @@ def check_model(spec: TrainJob, blueprint: Blueprint, prepared: Sequence[Prepare
     """
     for single, objective, own in zip(spec.single_tasks, blueprint.objectives, prepared, strict=True):
         require_metrics(single, objective, own.samples)
-    if spec.parallelism.operators.strategies:
-        from share_compute.planning.operators.trace import require_strategies  # noqa: PLC0415 - imports torch
+    if spec.parallelism.needs_a_check:
+        from share_compute.sharding.layer_plans import require_parallelism  # noqa: PLC0415 - imports torch
 
-        require_strategies(blueprint, spec)
+        require_parallelism(blueprint, spec)
     if blueprint.config is None:
         from share_compute.models.layers import note_on_tiles, require_fit  # noqa: PLC0415 - imports torch
 
         require_fit(blueprint)
         tiles = note_on_tiles(blueprint)
         return () if tiles is None else (tiles,)
-    if spec.parallelism.sequence > 1:
-        from share_compute.models.huggingface.cut_check import require_slices  # noqa: PLC0415 - slow to import
-
-        require_slices(blueprint.config)
     if blueprint.classifies_images:
         from share_compute.models.huggingface.hub_configuration import hub_configuration  # noqa: PLC0415 - slow to import
 

@@ -545,9 +545,9 @@ class ServingRequest(StrictModel):
     next_token_limit_s: float | None = Field(default=None, gt=0)
     """Maximum time between two tokens; for objective throughput."""
 
-    def workload(self) -> ServingWorkload:
-        """Return the planner's input."""
-        return ServingWorkload(**self.model_dump())
+    def workload(self, ranks: int) -> ServingWorkload:
+        """Return the planner's input for members of this number of processes (``parallelism.tensor`` of the job)."""
+        return ServingWorkload(**self.model_dump(), ranks=ranks)
 
 
 class PlanRequest(StrictModel):

@@ -11,6 +11,7 @@ from share_compute.models.huggingface.sizes import LAYER_KEYS, whole_number
 from share_compute.specification import ServedModelSpec, ServeJob
 from share_compute.store import Store
 from share_compute_api.submission.data_roots import require_no_links, require_unlinked
+from share_compute_api.submission.layer_checks import check_divided
 from share_compute_api.submission.model_folders import (
     check_model_folder,
     check_ranks,
@@ -95,6 +96,7 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
             "compile", "compiled code is for models that write text, and this is an encoder", "leave it out"
         )
     check_ranks(spec.parallelism.tensor, config)
+    check_divided(spec.parallelism.tensor, config, processes)
     check_length(spec.max_seq, model_window(folder, config, is_stretched=True))
 
 

@@ -14,6 +14,7 @@ from share_compute.specification import MANIFEST_SUFFIXES, DataSpec, TrainJob
 from share_compute.specification.job import Report
 from share_compute.specification.layers import expanded
 from share_compute.specification.paths import DATA_FIELDS
+from share_compute_api.submission.layer_checks import check_parallelism
 from share_compute_api.submission.model_folders import (
     Problems,
     check_model_folder,
@@ -35,12 +36,13 @@ from share_compute_api.workers.isolated.messages import (
 from share_compute_api.workers.isolated.remembered import Asks
 
 
-def check_job(spec: TrainJob, processes: Asks) -> None:
+def check_job(spec: TrainJob, processes: Asks, *, checks_layers: bool = True) -> None:
     """Check a training job's strategy, files, model and tokenizer, without regard to the cluster's machines.
 
     Args:
         spec: the job.
         processes: isolated processes, which read the job's files, configuration and tokenizer.
+        checks_layers: whether to check the layers against ``parallelism``, too, which takes seconds.
 
     Raises:
         UserError: the job cannot run; the error names each invalid field.
@@ -56,6 +58,8 @@ def check_job(spec: TrainJob, processes: Asks) -> None:
         with problems.noted():
             _check_report(report)
     problems.require_none()
+    if checks_layers:
+        check_parallelism(spec, config_of(spec), processes)
 
 
 def _check_report(report: Report) -> None:

@@ -56,7 +56,7 @@ def check_sweep(spec: SweepJob, processes: Asks, most_s: float = _MOST_S) -> Non
             continue
         seen.add(parts)
         try:
-            check_job(job, answers)
+            check_job(job, answers, checks_layers=False)
         except UserError as failure:
             raise refused(
                 "fields", f"trial {number}: {failure.message}", failure.hint or "give other values"

@@ -74,14 +74,14 @@ def plan_on_paper(
         from share_compute.models.layers import require_fit
 
         require_fit(blueprint, checks_outputs=False)
-    if spec.parallelism.operators.strategies:
-        from share_compute.planning.operators.trace import require_strategies
+    if serving is not None and serving.ranks > 1:
+        from share_compute.inference.runtime.tensor_parallel import require_divisible
 
-        require_strategies(blueprint, spec)
-    if spec.parallelism.sequence > 1:
-        from share_compute.models.huggingface.cut_check import require_slices
+        require_divisible(blueprint.config or {}, serving.ranks)
+    elif spec.parallelism.needs_a_check:
+        from share_compute.sharding.layer_plans import require_parallelism
 
-        require_slices(blueprint.config or {})
+        require_parallelism(blueprint, spec)
     return dry_run(spec, topology, dissect(blueprint), strategy=strategy, compare=compare, serving=serving)
 
 
@@ -171,7 +171,7 @@ def _plan(text: str) -> PlanReport:
         request.topology.topology(),
         strategy=request.strategy,
         compare=request.compare,
-        serving=request.serving.workload() if request.serving is not None else None,
+        serving=None if request.serving is None else request.serving.workload(request.job.parallelism.tensor),
     )
 
 

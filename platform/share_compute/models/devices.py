@@ -6,6 +6,7 @@ documentation; they have not been run.
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import time
@@ -132,7 +133,11 @@ class CpuOperations(DeviceOperations):
 
     def has_run_out(self, failure: BaseException) -> bool:
         """Return whether an allocation in main memory failed."""
-        is_of_torch = isinstance(failure, RuntimeError) and "DefaultCPUAllocator" in str(failure)
+        if isinstance(failure, OSError):
+            return failure.errno == errno.ENOMEM
+        is_of_torch = isinstance(failure, RuntimeError) and any(
+            text in str(failure) for text in ("DefaultCPUAllocator", "std::bad_alloc")
+        )
         return is_of_torch or isinstance(failure, MemoryError)
 
 

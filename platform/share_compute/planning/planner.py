@@ -120,7 +120,8 @@ def _search(spec: TrainJob, topology: Topology, profile: ModelProfile, timings: 
     additions = Additions()
     pinned = spec.parallelism.plan
     if pinned is not None:
-        require_same_microbatches(pinned, spec.training.microbatches)
+        known = spec.training.microbatches
+        require_same_microbatches(pinned, None if known is None else known * spec.parallelism.sequence)
         (problem,) = problems
         layout = pinned_layout(pinned, problem, topology)
         proposal = Proposal(problem.cost, Candidate(layout), problem.cost.step_s(layout))

@@ -110,9 +110,7 @@ class ShardedLayer(nn.Module):
         """Reasons why operators are computed as a whole, although the plan cuts them, by name."""
         self._graph = found.graph.forked()
         self._strategies = self._chosen(plan)
-        self._run = _Program(found, self._graph)
-        for place, node in self._run.nodes_of.items():
-            require_runnable(self._graph.operators[place], computed_by(node))
+        self._run = _program(found, self._graph)
         self._others = _OtherArguments.of(arguments[1:], options)
         self._was_training = layer.training
         self._shapes = [tuple(each.shape) for each in (arguments[0], *self._others.tensors)]
@@ -262,6 +260,18 @@ class ShardedLayer(nn.Module):
                 f"the layer was planned for tensors of the shapes {self._shapes}, not {shapes}",
                 hint="call it with the shapes of the plan",
             )
+
+
+def require_runnable_layer(found: TracedLayer) -> None:
+    """Raise NotRunnable if an operator of a layer draws random numbers, or changes a tensor in place."""
+    _program(found, found.graph.forked())
+
+
+def _program(found: TracedLayer, graph: OperatorGraph) -> _Program:
+    program = _Program(found, graph)
+    for place, node in program.nodes_of.items():
+        require_runnable(graph.operators[place], computed_by(node))
+    return program
 
 
 class ShardedLayers(nn.Module):

@@ -7,7 +7,6 @@ these layers and their gradients. So an update by the first rank needs no transf
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,28 +19,17 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from share_compute.errors import UserError
-from share_compute.models.blocks import Heads
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.boundary import boundary_shape
-from share_compute.models.huggingface.experts import experts_as_operations
-from share_compute.models.profiles.profiling import UNCOUNTABLE
 from share_compute.models.stage import Stage
-from share_compute.planning.operators.cost import DeviceGroup
-from share_compute.planning.operators.plan import LayerOperators, StrategyRefused, naming_field, plan_layer
-from share_compute.planning.operators.strategies import REPLICATED
-from share_compute.planning.operators.trace import trace
+from share_compute.planning.operators.plan import LayerOperators
 from share_compute.sharding.execution import ShardedLayer
+from share_compute.sharding.layer_plans import Call, empty_copy, planned, undivided
 from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
 
-_FLOPS_PER_S, _MEMORY_BYTES_PER_S = 5e10, 1e10
-"""Assumed speed of a rank. All members of a job must have the same plan, so that they compute the same bits."""
-_LINK_BYTES_PER_S, _LINK_LATENCY_S = 2e9, 1e-6
-"""Assumed link between ranks. Its latency is low, since a job that asks for several ranks wants its layers divided."""
-_Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and keyword arguments of a call to a layer."""
 _Kind = Literal["forward", "backward", "discard"]
 _KINDS: tuple[_Kind, ...] = get_args(_Kind)
 _FIELDS = Struct("<BIQ???")
@@ -102,7 +90,7 @@ class DividedLayer:
     """
 
     def __init__(
-        self, layer: nn.Module, sharded: ShardedLayer, call: _Call, leaving: Tensor, *, recomputes: bool
+        self, layer: nn.Module, sharded: ShardedLayer, call: Call, leaving: Tensor, *, recomputes: bool
     ) -> None:
         self.layer = layer
         self.leaving = leaving
@@ -288,7 +276,7 @@ class DividedStage:
                 self.whole[place] = recipe
                 continue
             self.plans[place] = recipe.plan
-            sharded = recipe.sharded if first == place else recipe.sharded.alike(_empty(layer))
+            sharded = recipe.sharded if first == place else recipe.sharded.alike(empty_copy(layer))
             self._layers[place] = DividedLayer(
                 layer, sharded, call, recipe.leaving, recomputes=blueprint.activation_checkpointing
             )
@@ -300,13 +288,7 @@ class DividedStage:
     def _require_some(self, stage: Stage) -> None:
         for place, layer in stage.layers.items():
             if not self._layers and any(True for _ in layer.parameters()):
-                raise UserError(
-                    f"parallelism.tensor: no layer of the stage with layers {stage.shard.start} to "
-                    f"{stage.shard.stop - 1} can be divided between {self._mesh.size()} ranks: layer {place}: "
-                    f"{self.whole[place]}",
-                    hint="set parallelism.tensor to 1, or change the model: dropout rates of 0, sizes that the ranks "
-                    "divide",
-                )
+                raise undivided(stage.shard, self._mesh.size(), place, self.whole[place])
 
     @property
     def numbers(self) -> int:
@@ -456,9 +438,9 @@ class _Recorded(Exception):
     """The last layer was called."""
 
 
-def _recorded_calls(stage: Stage, sample: Tensor) -> dict[int, _Call]:
+def _recorded_calls(stage: Stage, sample: Tensor) -> dict[int, Call]:
     """Return the arguments with which the stage calls its layers for a microbatch, by index of the layer."""
-    calls: dict[int, _Call] = {}
+    calls: dict[int, Call] = {}
     last = max(stage.layers)
 
     def note(place: int, _: nn.Module, arguments: Any, options: Any) -> None:
@@ -508,7 +490,7 @@ def _kinds(stage: Stage, blueprint: Blueprint) -> dict[int, int]:
     }
 
 
-def _are_equal(one: _Call, other: _Call) -> bool:
+def _are_equal(one: Call, other: Call) -> bool:
     fixed, tensors = _leaves(*one)
     others_fixed, others = _leaves(*other)
     shapes = [each.shape for each in tensors]
@@ -518,48 +500,9 @@ def _are_equal(one: _Call, other: _Call) -> bool:
     )
 
 
-def _recipe(layer: nn.Module, call: _Call, mesh: DeviceMesh, operators: OperatorsSpec) -> _Recipe | str:
+def _recipe(layer: nn.Module, call: Call, mesh: DeviceMesh, operators: OperatorsSpec) -> _Recipe | str:
     """Return how the ranks divide a layer, or why they do not."""
-    arguments, options = call
-    name = type(layer).__name__
-    if isinstance(layer, Heads) or not arguments or not isinstance(arguments[0], Tensor):
-        return f"{name} depends on more than its first argument"
-    group = DeviceGroup(mesh.size(), _FLOPS_PER_S, _MEMORY_BYTES_PER_S, _LINK_BYTES_PER_S, _LINK_LATENCY_S)
-    try:
-        blank = _empty(layer).to("meta")
-        with experts_as_operations(blank):
-            leaving = blank(*tree_map(_on_meta, arguments), **tree_map(_on_meta, options))
-        with naming_field():
-            plan = plan_layer(
-                trace(_empty(layer), arguments, options, name=name),
-                group,
-                search=operators.search,
-                fixed=operators.strategies,
-                fully_use_devices=operators.fully_use_devices,
-            )
-        sharded = ShardedLayer(_empty(layer), arguments, options, plan, mesh)
-    except StrategyRefused:
-        raise
-    except UserError as error:
-        return error.message
-    except UNCOUNTABLE as error:
-        return f"{name} does not run without data: {error}"
-    if not isinstance(leaving, Tensor):
-        return f"{name} returns several tensors"
-    if all(each.strategy == REPLICATED or not each.target for each in plan.operators):
-        return "no way to divide it would save time"
-    return _Recipe(sharded, plan, leaving)
-
-
-def _on_meta(value: Any) -> Any:
-    return value.detach().to("meta") if isinstance(value, Tensor) else value
-
-
-def _empty(layer: nn.Module) -> nn.Module:
-    """Return a copy of a layer with parameters on the meta device, as its class computes it."""
-    memo: dict[int, Any] = {id(each): each for each in layer.buffers()}
-    for parameter in layer.parameters():
-        memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
-    found = copy.deepcopy(layer, memo)
-    vars(found).pop("forward", None)  # the one of `run_by_cell` runs the original
-    return found
+    found = planned(layer, call, mesh.size(), operators)
+    if isinstance(found, str):
+        return found
+    return _Recipe(ShardedLayer(empty_copy(layer), *call, found.plan, mesh), found.plan, found.leaving)

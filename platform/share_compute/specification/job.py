@@ -89,6 +89,11 @@ class ParallelismSpec(SelectionSpec):
         return self.optimizer == "sharded"
 
     @property
+    def needs_a_check(self) -> bool:
+        """Whether the model's layers show whether they can be computed so: by several processes, or in slices."""
+        return self.tensor > 1 or self.sequence > 1
+
+    @property
     def machines_needed(self) -> int:
         """Number of machines of ``plan``, or those that ``stages`` and `stage_size` need; None counts as 1."""
         if self.plan is not None:
@@ -587,14 +592,15 @@ class TrainJob(SpecModel):
             raise ValueError(
                 "parallelism.plan needs training.synchronization {kind: allreduce}: each branch has a plan of its own"
             )
-        if training.microbatches not in (None, plan.microbatches):
+        microbatches = plan.microbatches // self.parallelism.sequence
+        if training.microbatches not in (None, microbatches):
             raise ValueError(
-                f"parallelism.plan has {plan.microbatches} microbatches, and training.microbatches is "
+                f"parallelism.plan has {microbatches} microbatches, and training.microbatches is "
                 f"{training.microbatches}"
             )
-        if training.batch_size % plan.microbatches:
+        if training.batch_size % microbatches:
             raise ValueError(
-                f"training.batch_size {training.batch_size} is not a multiple of the {plan.microbatches} microbatches "
+                f"training.batch_size {training.batch_size} is not a multiple of the {microbatches} microbatches "
                 "of parallelism.plan"
             )
         return self

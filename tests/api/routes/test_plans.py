@@ -24,6 +24,7 @@ from share_compute.lifecycle.attempt_events import Planned
 from share_compute.planning.plan import NOT_MEASURED, Plan
 from share_compute.planning.plan_file import pinned_plan
 from share_compute.planning.report import PlanReport, PlanTimeline
+from share_compute.planning.serving.cost import PROCESS_BYTES
 from share_compute.specification import parse_job
 from share_compute.topology import HEAD, Device, Link
 from share_compute_api.client.client import Client
@@ -256,6 +257,22 @@ class TestOnPaper:
         small = self.plan({**llama(), "tokenizer": {"vocab_size": 1000}}, machines(1))
         large = self.plan({**llama(), "tokenizer": {"vocab_size": 2000}}, machines(1))
         assert large.parameters - small.parameters == 1000 * 512 * 2
+
+    def test_serving_counts_the_processes_of_a_member(self) -> None:
+        topology = machines(1)
+        topology["contributors"][0]["cpu_threads"] = 2
+        needs = []
+        for ranks in (1, 2):
+            job = {**llama(), "parallelism": {"tensor": ranks}}
+            served = plan_on_paper(
+                parse_job(job), parse_topology(topology), serving=ServingRequest().workload(ranks)
+            ).serving
+            assert served is not None
+            needs.append(served.plan.stages[0].members[0].memory_bytes)
+        assert needs[1] - needs[0] == PROCESS_BYTES
+        too_many = {**llama(), "parallelism": {"tensor": 3}}
+        with pytest.raises(UserError, match="3 ranks cannot share 8 KV heads evenly"):
+            plan_on_paper(parse_job(too_many), parse_topology(topology), serving=ServingRequest().workload(3))
 
     def test_a_model_folder(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps({**llama()["model"]["config"], "vocab_size": 300}))

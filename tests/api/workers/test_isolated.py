@@ -16,6 +16,7 @@ from tests.api.conftest import DEADLINE_S, wait_until
 from tests.api.speaking import make_tokenizer
 
 from share_compute.errors import Busy, TooLong, Unavailable, UserError
+from share_compute_api.submission.layer_checks import check_divided
 from share_compute_api.workers.isolated.kept import MOST_KEPT, Kept
 from share_compute_api.workers.isolated.messages import (
     Chat,
@@ -155,6 +156,17 @@ def test_questions_that_wait_when_the_server_ends_are_refused(tmp_path: Path) ->
             with pytest.raises(Unavailable, match="the server ends"):
                 one.result()
     assert processes.pids() == []
+
+
+def test_questions_about_layers_are_asked_once(processes: IsolatedProcesses) -> None:
+    config = {"model_type": "phi3", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    for _ in range(2):  # from memory, the second time
+        with pytest.raises(UserError, match="no plan for architecture 'phi3'") as refused:
+            check_divided(2, config, processes)
+        assert refused.value.details["fields"][0]["field"] == "parallelism.tensor"
+        assert refused.value.hint
+        assert processes.pids() == []  # a process with torch takes much memory, and ends
+    check_divided(1, config, processes)
 
 
 def test_the_tokenizers_that_were_used_last_are_kept() -> None:

@@ -9,6 +9,7 @@ from tests.platform.inference.stages import LAYERS, MODELS, SMALL, small_config
 from torch import Tensor
 
 from share_compute.errors import UserError
+from share_compute.inference.runtime.tensor_parallel import require_divisible
 from share_compute.inference.runtime.tensor_stage import TensorStage
 from share_compute.shards import Shard
 
@@ -53,3 +54,12 @@ def test_models_that_ranks_cannot_divide_are_refused(
     with pytest.raises(UserError, match=f"^parallelism.tensor: .*{problem}") as refused:
         TensorStage(config, Shard("m", 0, LAYERS, LAYERS), Ranks(0, count))
     assert refused.value.hint
+    # The check before a deployment is queued says the same, without weights.
+    with pytest.raises(UserError) as early:
+        require_divisible(config, count)
+    assert (early.value.message, early.value.hint) == (refused.value.message, refused.value.hint)
+
+
+def test_models_that_ranks_can_divide_pass_the_early_check() -> None:
+    for model_type in ("llama", "gemma2", "gpt_neox"):
+        require_divisible(small_config(model_type), 2)

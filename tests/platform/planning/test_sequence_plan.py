@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.platform.planning.models import LAYER, PROFILE, lan, machine, make_plan
 
-from share_compute.errors import PlanInfeasible
+from share_compute.errors import PlanInfeasible, UserError
 from share_compute.models.profiles.profile import QuadraticGrowth
+from share_compute.planning.drift import layout_of
+from share_compute.planning.plan_file import pinned_plan
 from share_compute.planning.planner import solve
 from share_compute.specification import TrainJob, parse_job
 from share_compute_actors.training.membership.epochs import shared
@@ -78,3 +80,38 @@ def test_members_that_are_left_have_whole_slices(stage: tuple[str, ...]) -> None
 def test_too_few_machines_are_refused() -> None:
     with pytest.raises(PlanInfeasible, match="need 4 machines; 3 are ready"):
         make_plan(job(4, stages=1), lan(*map(machine, "abc")), LAYERS)
+
+
+@pytest.mark.parametrize("microbatches", [2, None])
+def test_a_pinned_plan_has_the_slices_of_its_machines(microbatches: int | None) -> None:
+    fleet = lan(*(machine(name, 50.0 + place) for place, name in enumerate("abcd")))
+    plan = make_plan(job(2, stages=2), fleet, LAYERS)
+    document = pinned_plan(plan).model_dump(mode="json")
+    assert document["microbatches"] == 4
+    pinning = job(2, microbatches=microbatches, plan=document)
+    again = make_plan(pinning, lan(*map(machine, "dcba")), LAYERS)
+    assert layout_of(again) == layout_of(plan)
+    assert [member.microbatches for member in again.stages[0].members] == [(0, 1), (2, 3)]
+    resumed = pinning.with_microbatches(again.microbatches)  # as a later attempt has it
+    assert layout_of(make_plan(resumed, fleet, LAYERS)) == layout_of(plan)
+
+
+@pytest.mark.parametrize(
+    ("slices", "microbatches", "problem"),
+    [
+        (
+            4,
+            None,
+            "has 2 machines with 2, 2 microbatches in stages.0, and with parallelism.sequence 4 each stage",
+        ),
+        (2, 4, "parallelism.plan has 2 microbatches, and training.microbatches is 4"),
+    ],
+)
+def test_a_plan_file_of_other_slices_is_refused(slices: int, microbatches: int | None, problem: str) -> None:
+    plan = make_plan(job(2, stages=2), lan(*map(machine, "abcd")), LAYERS)
+    document = pinned_plan(plan).model_dump(mode="json")
+    with pytest.raises(UserError, match=problem):
+        job(slices, microbatches=microbatches, plan=document)
+    assert not job(
+        1, microbatches=None, plan=document
+    ).training.microbatches  # whole sequences, with the same layout

@@ -1,13 +1,14 @@
 """Ranks of a member: child processes that compute its layers together with it (``parallelism.tensor``).
 
 The member is rank 0. It sends commands through a socket to each other rank, which answers with one byte when it is
-ready, or with a reason before it ends.
+ready, or with its last words before it ends: a reason, or the memory that it had when memory was lacking.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -23,15 +24,17 @@ import torch
 from torch import Tensor
 
 from share_compute.device_kinds import KINDS, DeviceKind
-from share_compute.errors import ContributorLost, as_ours
+from share_compute.errors import ContributorLost, OutOfMemory, as_ours
 from share_compute.models.devices import OPERATIONS
-from share_compute_actors.group.allocator import is_out_of_memory
+from share_compute_actors.group.allocator import is_out_of_memory, out_of_memory_kills
 from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.processes import tied
 
 READY = b"."
 """Answer of a rank that has carried out a command."""
 _FAILED = b"!"
+_OUT_OF_MEMORY = b"#"
+"""Last words of a rank that lacks memory; the bytes that it had follow, in digits."""
 MOST_BYTES = 1 << 24
 """Maximum size of the description of a stage, in bytes."""
 _MOST_WORDS = 2000
@@ -103,6 +106,8 @@ class RankProcesses:
         self._module = module
         self._on_lost = on_lost
         self._children: list[_Child] = []
+        self._kills_before: int | None = None
+        """The result of `out_of_memory_kills` when the first of these processes was started."""
 
     @property
     def process_ids(self) -> list[int]:
@@ -115,8 +120,7 @@ class RankProcesses:
         found = 0
         for process_id in self.process_ids:
             with suppress(psutil.NoSuchProcess):
-                used = psutil.Process(process_id).memory_info()
-                found += used.rss - getattr(used, "shared", 0)
+                found += _own_bytes(psutil.Process(process_id))
         return found
 
     @property
@@ -132,6 +136,8 @@ class RankProcesses:
             arguments: texts that its function for `follow_member` gets.
             files: descriptors that it inherits, under the same numbers.
         """
+        if not self._children:
+            self._kills_before = out_of_memory_kills()
         here, there = socket.socketpair()
         with there:
             place = [there.fileno(), rank, self.count, self.share, self.deadline_s, self.devices.kind]
@@ -161,34 +167,62 @@ class RankProcesses:
         with self.computing():
             for child in self._children:
                 child.connection.settimeout(limit_s or self.deadline_s)
-                if child.connection.recv(1) != READY:
+                if child.connection.recv(1, socket.MSG_PEEK) != READY:
                     raise ConnectionError
+                child.connection.recv(1)
 
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Raise ContributorLost if the context fails while another rank has ended or is unresponsive.
 
-        After any other error, too, the other ranks are ended, because they may wait for a tensor.
+        Raise OutOfMemory if any rank lacked memory. The member itself can continue then, as without ranks. After any
+        other error, too, the other ranks are ended, because they may wait for a tensor.
         """
         try:
             yield
         except Exception as failure:
-            lost = self._lost(failure)
+            lost = self._short_of_memory(failure) or self._lost(failure)
             self._end()
-            if lost is not None:
+            if isinstance(lost, ContributorLost):
                 self._on_lost(lost)  # first, because leaving a group of GPUs may wait for ranks that ended
             self.close()
             if lost is None:
                 raise
             raise lost from failure
 
-    def _lost(self, failure: Exception) -> ContributorLost | None:
-        """Return the error for a lost rank; None if the failure has another cause."""
-        if is_out_of_memory(failure) or not isinstance(failure, (RuntimeError, OSError)):
+    def _short_of_memory(self, failure: Exception) -> OutOfMemory | None:
+        """Return the error for a rank that lacked memory, this one included; None if no rank did."""
+        if isinstance(failure, OutOfMemory):
+            return None  # this context is around another one, which has closed the ranks
+        if is_out_of_memory(failure):
+            return _out_of_memory(0, psutil.Process().memory_info().rss + self.resident_bytes)
+        if not isinstance(failure, (RuntimeError, OSError)):
             return None
-        found = self._first_ended()
+        for rank, child in enumerate(self._children, start=1):
+            kind, words = _last_words(child.connection)
+            if kind == _OUT_OF_MEMORY and words.isdigit():
+                # All ranks have equal parts, and others may have ended by now.
+                others_bytes = (self.count - 1) * int(words)
+                return _out_of_memory(rank, psutil.Process().memory_info().rss + others_bytes)
+        return None
+
+    def _killed_for_memory(self, rank: int) -> OutOfMemory | None:
+        """Return the error for a rank that SIGKILL ended; None unless the kernel killed a process to free memory."""
+        kills = out_of_memory_kills()
+        if kills is None or self._kills_before is None or kills <= self._kills_before:
+            return None
+        own = psutil.Process()
+        return _out_of_memory(rank, own.memory_info().rss + (self.count - 1) * _own_bytes(own))
+
+    def _lost(self, failure: Exception) -> ContributorLost | OutOfMemory | None:
+        """Return the error for a rank that ended or is unresponsive; None if the failure has another cause."""
+        if not isinstance(failure, (RuntimeError, OSError)):
+            return None
+        found = self._first_ended() or self._first_failed()
         if found is not None:
             rank, status = found
+            if status == -signal.SIGKILL and (killed := self._killed_for_memory(rank)) is not None:
+                return killed
             what = _end_words(rank, status, self._children[rank - 1])
         elif isinstance(failure, RuntimeError) and "timed out" not in str(failure).lower():
             return None  # all ranks run, and this one has failed
@@ -235,6 +269,13 @@ class RankProcesses:
         if child in self._children:
             self._on_lost(self._loss(_end_words(rank, status, child)))
 
+    def _first_failed(self) -> tuple[int, int] | None:
+        """Return a rank that sent its last words and still ends, and 1; None if there is none."""
+        for rank, child in enumerate(self._children, start=1):
+            if _last_words(child.connection)[0] == _FAILED:
+                return rank, 1
+        return None
+
     def close(self) -> None:
         """End the other ranks."""
         self._end()
@@ -251,16 +292,37 @@ def _end_words(rank: int, status: int, child: _Child) -> str:
     """Return what happened to a rank that ended with this exit status, in words."""
     if status < 0:
         return f"rank {rank} was ended by signal {-status}"
-    return f"rank {rank} failed: {_last_words(child.connection)}"
+    kind, words = _last_words(child.connection)
+    return f"rank {rank} failed: {words or (f'it sent {kind!r}' if kind else 'it sent no reason')}"
 
 
-def _last_words(connection: socket.socket) -> str:
-    """Return the reason that a rank sent before it ended."""
+def _own_bytes(process: psutil.Process) -> int:
+    """Return the resident memory of a process without memory that it shares, in bytes."""
+    used = process.memory_info()
+    return int(used.rss - getattr(used, "shared", 0))
+
+
+def _out_of_memory(rank: int, taken_bytes: int) -> OutOfMemory:
+    """Return the error for a rank that lacked memory.
+
+    Args:
+        rank: number of the rank.
+        taken_bytes: memory of all ranks together, in bytes.
+    """
+    return OutOfMemory(
+        f"out of memory during a step, in rank {rank} of parallelism.tensor",
+        hint="lend more memory there, use more stages, or smaller microbatches",
+        details={"taken_bytes": taken_bytes},
+    )
+
+
+def _last_words(connection: socket.socket) -> tuple[bytes, str]:
+    """Return the kind and the content of the last words that a rank sent before it ended, which stay readable."""
     with suppress(OSError):
         connection.settimeout(0)
-        kind, _, words = connection.recv(_MOST_WORDS).partition(_FAILED)
-        return words.decode(errors="replace") or f"it sent {kind!r}"
-    return "it sent no reason"
+        sent = connection.recv(_MOST_WORDS, socket.MSG_PEEK).lstrip(READY)
+        return sent[:1], sent[1:].decode(errors="replace")
+    return b"", ""
 
 
 class RankPlace(NamedTuple):
@@ -321,8 +383,11 @@ def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None
     except EOFError:
         return
     except Exception as failure:
+        words = _FAILED + as_ours(failure).message.encode()
+        if is_out_of_memory(failure):
+            words = _OUT_OF_MEMORY + str(_own_bytes(psutil.Process())).encode()
         with suppress(OSError):
-            place.connection.sendall(_FAILED + as_ours(failure).message.encode()[:_MOST_WORDS])
+            place.connection.sendall(words[:_MOST_WORDS])
         raise
 
 

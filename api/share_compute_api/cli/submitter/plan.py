@@ -290,7 +290,7 @@ def _report(
     with _busy("planning"):
         from share_compute_api.workers.planning import plan_on_paper
 
-        workload = serving.workload() if serving is not None else None
+        workload = serving.workload(spec.parallelism.tensor) if serving is not None else None
         return plan_on_paper(spec, topology, strategy=strategy, compare=compare, serving=workload)
 
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from share_compute.files.data_preview import DataPreview
 from share_compute.files.folder_facts import FolderFacts
 from share_compute.models.profiles.places import Places
-from share_compute.specification import DataSpec, SparseJob, TableSpec, Task
+from share_compute.specification import DataSpec, SparseJob, TableSpec, Task, TrainJob
 from share_compute_api.schemas.layout import FoundLayout
 from share_compute_api.workers.isolated.vocabulary import Vocabulary
 
@@ -69,6 +69,8 @@ class Question(_Message, Generic[Result]):
 
     subject: ClassVar[str]
     """Name of the content that the process evaluates, for error messages; for example, "the JSON schema"."""
+    needs_torch: ClassVar[bool] = False
+    """Whether the process needs torch, which the others lack. A process with torch answers one question, and ends."""
 
     @property
     def answer(self) -> type[Result]:
@@ -212,6 +214,47 @@ class CheckModel(Question[ModelSizes]):
     def answer(self) -> type[ModelSizes]:
         """Pydantic model of the question's answer."""
         return ModelSizes
+
+
+class CheckRanks(Question[Done]):
+    """Check that the ranks of a member can divide a language model that is to be served; see `require_divisible`."""
+
+    subject = "the model's configuration"
+    needs_torch = True
+    kind: Literal["ranks"] = "ranks"
+    config: dict[str, Any]
+    ranks: int
+
+    @property
+    def source(self) -> str:
+        """Key for fair scheduling: the same for all, so that checks with torch occupy few processes."""
+        return "parallelism"
+
+    @property
+    def answer(self) -> type[Done]:
+        """Pydantic model of the question's answer."""
+        return Done
+
+
+class CheckParallelism(Question[Done]):
+    """Check that a training job's model can be computed as ``parallelism`` says; see `require_parallelism`."""
+
+    subject = "the model's configuration"
+    needs_torch = True
+    kind: Literal["parallelism"] = "parallelism"
+    job: TrainJob
+    config: dict[str, Any]
+    """Configuration of the model when the question is asked. An answer is remembered for an equal question only."""
+
+    @property
+    def source(self) -> str:
+        """Key for fair scheduling: as of `CheckRanks`."""
+        return "parallelism"
+
+    @property
+    def answer(self) -> type[Done]:
+        """Pydantic model of the question's answer."""
+        return Done
 
 
 class ReadWeightIndex(Question[WeightFiles]):
@@ -365,6 +408,8 @@ AnyQuestion: TypeAlias = Annotated[
     | FindLargestId
     | CheckSchema
     | CheckModel
+    | CheckRanks
+    | CheckParallelism
     | ReadWeightIndex
     | ReadLayout
     | ReadModelFacts

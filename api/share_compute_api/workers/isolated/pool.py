@@ -7,6 +7,7 @@ with limits on time and memory. A process that reaches a limit is killed and rep
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import signal
 import threading
@@ -26,6 +27,7 @@ from share_compute_api.workers.isolated.messages import OUT_OF_MEMORY_STATUS, Lo
 from share_compute_api.workers.isolated.process import IsolatedProcess, OutOfTime, ProcessEnded
 
 _RETRY_AFTER_S = 5
+_MOST_KNOWN = 64
 _ABORTS = (-signal.SIGABRT, OUT_OF_MEMORY_STATUS)
 """Exit statuses of a process that ran out of memory. Libraries written in Rust abort when memory runs out."""
 _log = logging.getLogger(__name__)
@@ -130,6 +132,8 @@ class IsolatedProcesses:
         self._runners: list[_Runner] = []
         self._idle: list[_Runner] = []
         self._is_closed = False
+        self._known: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        """Answers and errors of the last questions that needed torch."""
 
     def ask(self, question: Question[Result]) -> Result:
         """Return the answer to a question; block until the answer is available.
@@ -139,7 +143,30 @@ class IsolatedProcesses:
             UserError: the submitter's content is wrong, or a limit was reached.
             Unavailable: the server is shutting down, no process can be started, or the process was killed.
         """
+        if question.needs_torch:
+            return self._remembered(question)
         return self._submit(question).result()
+
+    def _remembered(self, question: Question[Result]) -> Result:
+        """Return the answer to a question that needs torch; equal questions are asked once, as forms repeat them."""
+        key = (type(question).__name__, question.model_dump_json())
+        with self._lock:
+            known = self._known.get(key)
+        if known is None:
+            try:
+                known = self._submit(question).result()
+            except UserError as failure:
+                if "code" in failure.details:  # a limit was reached
+                    raise
+                known = failure
+            with self._lock:
+                self._known[key] = known
+                if len(self._known) > _MOST_KNOWN:
+                    self._known.popitem(last=False)
+        if isinstance(known, UserError):
+            raise copy.copy(known)
+        answer: Result = known
+        return answer
 
     async def answer(self, question: Question[Result]) -> Result:
         """Return the answer to a question, like `ask`, without blocking the event loop; the call may be cancelled."""
@@ -265,6 +292,8 @@ class _Runner:
     def _ask(self, question: Question[Result]) -> Result:
         if self._has_ended:
             raise _ending()
+        if question.needs_torch:
+            return self._ask_with_torch(question)
         if self._process is None:
             self._process = _started(self._limits)
         # `get` marks the tokenizer as used, as the process itself does. Both then evict the same tokenizer.
@@ -272,6 +301,18 @@ class _Runner:
             self._loaded.put(question.folder, question.version, object())
             self._process.ask(Load(folder=question.folder, version=question.version), self._limits.load_s)
         return self._process.ask(question, self._limits.time_s)
+
+    def _ask_with_torch(self, question: Question[Result]) -> Result:
+        """Ask a process with torch, which ends then: it takes several times the memory of the others."""
+        self._drop()
+        self._process = _started(self._limits, has_torch=True)
+        try:
+            answer = self._process.ask(question, self._limits.time_s)
+        except ShareComputeError:
+            self._drop()
+            raise
+        self._drop()
+        return answer
 
     def _drop(self) -> None:
         process, self._process, self._loaded = self._process, None, Kept()
@@ -307,9 +348,9 @@ class _Runner:
         )
 
 
-def _started(limits: PoolLimits) -> IsolatedProcess:
+def _started(limits: PoolLimits, *, has_torch: bool = False) -> IsolatedProcess:
     try:
-        return IsolatedProcess(limits.memory_bytes)
+        return IsolatedProcess(limits.memory_bytes, has_torch=has_torch)
     except (ProcessEnded, OSError) as failure:
         _log.exception("a process for tokenizers does not start")
         raise Unavailable(

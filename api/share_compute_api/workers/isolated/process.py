@@ -57,14 +57,16 @@ class IsolatedProcess:
 
     Args:
         memory_bytes: memory limit in addition to the process's own code and libraries (Linux).
+        has_torch: whether the process has torch, for questions that need it.
 
     Raises:
         ProcessEnded: the process did not start.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, *, has_torch: bool = False) -> None:
+        arguments = [str(memory_bytes), *(["torch"] if has_torch else [])]
         self._process = subprocess.Popen(
-            tied([sys.executable, "-m", _WORKER, str(memory_bytes)]),
+            tied([sys.executable, "-m", _WORKER, *arguments]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=bare_environment(),

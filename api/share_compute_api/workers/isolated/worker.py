@@ -1,7 +1,8 @@
-"""The program of an isolated process: ``python -m share_compute_api.workers.isolated.worker BYTES``.
+"""The program of an isolated process: ``python -m share_compute_api.workers.isolated.worker BYTES [torch]``.
 
 The program reads questions from standard input and answers each on standard output. At its start it limits its memory
-to its current use plus ``BYTES``. The program exits at the end of its input, and when it runs out of memory.
+to its current use plus ``BYTES``. The program exits at the end of its input, and when it runs out of memory. It imports
+torch only if its arguments say so.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ class QuestionAnswerer:
         match question:
             case messages.Load():
                 self._tokenizer(question)
-                return messages.Done()
             case messages.Describe():
                 return self._tokenizer(question).vocabulary
             case messages.Encode():
@@ -58,9 +58,11 @@ class QuestionAnswerer:
                 | messages.ReadModelFacts()
             ):
                 return _facts(question)
+            case messages.CheckRanks() | messages.CheckParallelism():
+                _check_layers(question)
             case _:
                 _check(question)
-                return messages.Done()
+        return messages.Done()
 
     def _tokenizer(self, question: Any) -> ServedTokenizer:
         from share_compute_api.workers.isolated.tokenizer import ServedTokenizer
@@ -151,6 +153,19 @@ def _check(
         check_columns(question.files)
 
 
+def _check_layers(question: messages.CheckRanks | messages.CheckParallelism) -> None:
+    if isinstance(question, messages.CheckRanks):
+        from share_compute.inference.runtime.tensor_parallel import require_divisible
+
+        require_divisible(question.config, question.ranks)
+        return
+    from share_compute.data.tokenization import expected_vocab_size
+    from share_compute.models.blueprint import blueprint_of
+    from share_compute.sharding.layer_plans import require_parallelism
+
+    require_parallelism(blueprint_of(question.job, expected_vocab_size(question.job)), question.job)
+
+
 def limit_memory(more_bytes: int) -> None:
     """Limit memory to this process's current use plus ``more_bytes`` (Linux); forbid writing files and core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -167,12 +182,15 @@ def limit_memory(more_bytes: int) -> None:
 
 def main() -> None:
     """Answer questions until the input ends."""
-    more_bytes = int(sys.argv[1])
+    more_bytes, has_torch = int(sys.argv[1]), sys.argv[2:] == ["torch"]
     # Libraries may print. Their output must not mix with the answers on the pipe, or fill the server's log.
     answers = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
-    _import_all()
+    if has_torch:
+        _import_torch()
+    else:
+        _import_all()
     os.dup2(nowhere, 2)
     limit_memory(more_bytes)
     work = QuestionAnswerer()
@@ -202,6 +220,16 @@ def _import_all() -> None:
     del llguidance, tokenizers, PreTrainedTokenizerFast, share_compute
 
 
+def _import_torch() -> None:
+    """Import the modules that questions with `Question.needs_torch` need."""
+    import torch
+
+    import share_compute.inference.runtime.tensor_parallel
+    import share_compute.sharding.layer_plans
+
+    del torch, share_compute
+
+
 def _next(stream: BinaryIO) -> messages.AnyQuestion | None:
     header = stream.read(messages.HEADER.size)
     if len(header) < messages.HEADER.size:
@@ -217,7 +245,10 @@ def _reply(work: QuestionAnswerer, question: messages.AnyQuestion) -> BaseModel:
         return _problem(failure)
     except MemoryError:
         raise
-    except BaseException as failure:  # noqa: BLE001 - a panic of a Rust library is not an Exception
+    except BaseException as failure:
+        if "DefaultCPUAllocator" in str(failure):  # torch lacks memory
+            raise MemoryError from failure
+        # A panic of a Rust library is not an Exception.
         from share_compute_api.workers.isolated.tokenizer import shortened
 
         said = f"{question.subject} cannot be used: {type(failure).__name__}: {shortened(failure)}"

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from share_compute.errors import UserError
 from share_compute.inference.runtime.kv_slots import LayerCache
 from share_compute.inference.runtime.quantization import Int8Linear
-from share_compute.models.huggingface.decoder import PassThrough
+from share_compute.models.blueprint import Blueprint
+from share_compute.models.huggingface.decoder import PassThrough, trained_sketch
+from share_compute.models.huggingface.sizes import KV_HEAD_KEYS, whole_number
 
 _COLUMNS, _ROWS, _GATHERED = "colwise", "rowwise", "colwise_gather_output"
 _WHOLE = frozenset({"replicated_with_grad_allreduce", "replicate"})
@@ -130,10 +132,7 @@ class TensorPlan:
 
     def _part_of(self, cache: LayerCache) -> LayerCache:
         if cache.heads % self._count:
-            raise _refused(
-                f"{self._count} ranks cannot share {cache.heads} KV heads evenly",
-                "set parallelism.tensor to a number that divides the KV heads",
-            )
+            raise _uneven_heads(self._count, cache.heads)
         return LayerCache(cache.heads // self._count, cache.key_size, cache.value_size)
 
     def _style(self, name: str) -> str | None:
@@ -211,6 +210,31 @@ class TensorPlan:
                 return weight
             _own_tensors(part)
         return None
+
+
+def require_divisible(config: Mapping[str, Any], ranks: int) -> None:
+    """Check that ranks can divide the layers of a language model; its weights are on the meta device.
+
+    Args:
+        config: Hugging Face configuration of the model.
+        ranks: number of ranks.
+
+    Raises:
+        UserError: the configuration is invalid, or as in `TensorPlan`.
+    """
+    model, outline = trained_sketch(Blueprint(config=dict(config)))
+    layers = dict(enumerate(getattr(outline.base, outline.layers)))
+    heads = whole_number(model.config.get_text_config().to_dict(), *KV_HEAD_KEYS)
+    if heads is not None and heads % ranks:
+        raise _uneven_heads(ranks, heads)
+    TensorPlan(model, layers, (), ranks)
+
+
+def _uneven_heads(ranks: int, heads: int) -> UserError:
+    return _refused(
+        f"{ranks} ranks cannot share {heads} KV heads evenly",
+        "set parallelism.tensor to a number that divides the KV heads",
+    )
 
 
 def _refused(problem: str, hint: str) -> UserError:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -35,6 +35,9 @@ from share_compute.planning.operators.graph import (
 from share_compute.planning.operators.plan import naming_field, require_legal
 from share_compute.planning.operators.rules import describe, is_counted
 from share_compute.specification import TrainJob
+
+if TYPE_CHECKING:  # transformers is slow to import
+    from share_compute.models.huggingface.layer_calls import LayerCall
 
 _SKIPPED = {"_assert_tensor_metadata", "_assert_async", "_assert_scalar", "sym_constrain_range_for_size"}
 _ALIASES = {"detach", "alias", "lift_fresh_copy"}
@@ -95,10 +98,24 @@ def require_strategies(blueprint: Blueprint, spec: TrainJob) -> None:
 def _transformer_graphs(
     blueprint: Blueprint, batch: int, length: int
 ) -> Iterator[tuple[OperatorGraph, tuple[int, ...]]]:
+    for layer, (arguments, options), places in layer_calls(blueprint, batch, length):
+        yield trace(layer, arguments, options, name=type(layer).__name__), places
+
+
+def layer_calls(
+    blueprint: Blueprint, batch: int, length: int
+) -> Iterator[tuple[nn.Module, LayerCall, tuple[int, ...]]]:
+    """Yield a layer of each kind of a Hugging Face model, in training mode, its call, and the indices of all like it.
+
+    The arguments are those of `layer_graphs`. Large parameters are on the meta device.
+
+    Raises:
+        NotTraceable: the code around the layers cannot run without data.
+        UserError: the model is invalid, or of a kind whose layers are not traced.
+    """
     from share_compute.models.huggingface.decoder import trained_sketch  # noqa: PLC0415 - slow to import
     from share_compute.models.huggingface.image_classifier import hidden_shape_of  # noqa: PLC0415
     from share_compute.models.huggingface.layer_calls import (  # noqa: PLC0415
-        LayerCall,
         first_alike,
         pass_through,
         recorded_calls,
@@ -125,8 +142,7 @@ def _transformer_graphs(
             calls = recorded_calls(outline.base, stack, set(firsts), hidden, cached=False)
     for first in sorted(set(firsts)):
         places = tuple(index for index, kind in enumerate(firsts) if kind == first)
-        name = type(layers[first]).__name__
-        yield trace(layers[first], *calls[first], name=name), places
+        yield layers[first], calls[first], places
 
 
 class TracedLayer(NamedTuple):

@@ -68,10 +68,23 @@ def require_slices(layout: SlicedLayout, training: TrainingSpec, *, is_language_
     for other, is_used in {
         "tensor": layout.tensor > 1,
         "optimizer sharded": layout.shares_optimizer,
-        "plan": layout.plan is not None,
         "members_per_stage": layout.members_per_stage is not None,
     }.items():
         if is_used:
             raise ValueError(
                 f"{name} is not possible together with parallelism.{other}: leave out one of them"
+            )
+    if layout.plan is not None:
+        _require_whole_slices(layout.plan, layout.sequence)
+
+
+def _require_whole_slices(plan: PinnedPlan, slices: int) -> None:
+    """Raise ValueError unless each machine of a pinned plan has the microbatches of one slice."""
+    for place, stage in enumerate(plan.stages):
+        found = [member.microbatches for member in stage.machines]
+        if len(found) != slices or set(found) != {plan.microbatches / slices}:
+            raise ValueError(
+                f"parallelism.plan has {len(found)} machines with {', '.join(map(str, found[:8]))} microbatches in "
+                f"stages.{place}, and with parallelism.sequence {slices} each stage has {slices} machines with equally "
+                "many microbatches: write another plan file with share-compute plan --output"
             )

@@ -1,0 +1,63 @@
+"""Checks whether a model's layers can be computed as ``parallelism`` says, by isolated processes with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from share_compute.errors import UserError
+from share_compute.specification import TrainJob
+from share_compute_api.submission.model_folders import refused
+from share_compute_api.workers.isolated.messages import CheckParallelism, CheckRanks
+from share_compute_api.workers.isolated.remembered import Asks
+
+_LIMITS = ("too_much_time", "too_much_memory")
+
+
+def check_divided(ranks: int, config: Mapping[str, Any], processes: Asks) -> None:
+    """Check that the ranks of a member can divide a language model that is to be served.
+
+    Args:
+        ranks: number of ranks; 1 needs no check.
+        config: contents of the model's config.json.
+        processes: isolated processes, which build the model without its weights.
+
+    Raises:
+        UserError: the ranks cannot divide the model; the error names the field.
+    """
+    if ranks > 1:
+        with _naming_field():
+            processes.ask(CheckRanks(config=dict(config), ranks=ranks))
+
+
+def check_parallelism(spec: TrainJob, config: Mapping[str, Any], processes: Asks) -> None:
+    """Check that the model of a training job can be computed by the ranks, or in the slices, that the job asks for.
+
+    Declared layers are not checked: members plan each of them alone.
+
+    Args:
+        spec: the job.
+        config: configuration of the model.
+        processes: isolated processes, which build the model without its weights.
+
+    Raises:
+        UserError: it cannot; the error names the field.
+    """
+    if spec.parallelism.needs_a_check and spec.model.layers is None:
+        with _naming_field():
+            processes.ask(CheckParallelism(job=spec, config=dict(config)))
+
+
+@contextmanager
+def _naming_field() -> Iterator[None]:
+    """Name the field of an error. Ignore that a check reached a limit, since members check their layers, too."""
+    try:
+        yield
+    except UserError as failure:
+        if failure.details.get("code") in _LIMITS:
+            return
+        field, _, problem = failure.message.partition(": ")
+        if field.startswith("parallelism."):
+            raise refused(field, problem, failure.hint or "") from failure
+        raise refused("parallelism", failure.message, failure.hint or "") from failure

@@ -1,0 +1,73 @@
+"""A member reports a rank that lacks memory as a lack of memory, and any other rank that ends as lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from share_compute.errors import ContributorLost, OutOfMemory
+from share_compute_actors.group.allocator import as_reported, out_of_memory_kills
+from share_compute_actors.group.ranks.processes import RankProcesses
+
+HUNGRY = "tests.actors.group.hungry_rank"
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize(
+    ("fault", "expected", "message"),
+    [
+        ("torch", OutOfMemory, "out of memory during a step, in rank 1 of parallelism.tensor"),
+        ("python", OutOfMemory, "out of memory during a step, in rank 1 of parallelism.tensor"),
+        ("other", ContributorLost, "rank 1 failed: ValueError: the numbers are odd: a member with"),
+    ],
+)
+def test_the_error_of_a_rank_is_that_of_its_member(
+    fault: str, expected: type[Exception], message: str
+) -> None:
+    lost: list[ContributorLost] = []
+    with closing(RankProcesses(HUNGRY, 2, 2, 60, lost.append)) as ranks:
+        ranks.launch(1, [fault])
+        ranks.wait()
+        ranks.tell(b"?")
+        with pytest.raises(expected, match=message) as raised:
+            ranks.wait()
+        assert not ranks.process_ids
+        # A member continues after a lack of memory, and ends after the loss of a rank.
+        assert len(lost) == (expected is ContributorLost)
+        reported = as_reported(raised.value)
+        assert reported is raised.value
+        if isinstance(reported, OutOfMemory):
+            assert reported.taken_bytes > psutil.Process().memory_info().rss  # with that of the rank
+            assert reported.hint
+
+
+@pytest.mark.parametrize(
+    "take", [lambda: torch.empty(1 << 60, dtype=torch.uint8), lambda: bytearray(1 << 60)]
+)
+def test_a_lack_of_memory_in_the_first_rank_counts_all_ranks(take: Callable[[], object]) -> None:
+    ranks = RankProcesses(HUNGRY, 2, 2, 60)
+    with pytest.raises(OutOfMemory, match="in rank 0") as raised, ranks.computing(), ranks.computing():
+        take()
+    assert raised.value.taken_bytes > 0
+
+
+def test_kills_of_the_kernel_are_counted(tmp_path: Path) -> None:
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    assert out_of_memory_kills(proc, groups) is None
+    (proc / "vmstat").write_text("pgfault 7\noom_kill 9\n")
+    assert out_of_memory_kills(proc, groups) == 9
+    (proc / "self" / "cgroup").write_text("4:cpu,memory:/one\n0::/two\n")
+    assert out_of_memory_kills(proc, groups) == 9  # the groups do not count
+    old, new = groups / "memory" / "one" / "memory.oom_control", groups / "two" / "memory.events"
+    old.parent.mkdir(parents=True)
+    old.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert out_of_memory_kills(proc, groups) == 2
+    new.parent.mkdir(parents=True)
+    new.write_text("low 0\noom 4\noom_kill 3\n")
+    assert out_of_memory_kills(proc, groups) == 3
