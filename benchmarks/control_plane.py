@@ -1,4 +1,4 @@
-"""Measure REST latency and memory of the control plane with 200 clients, and the cost of isolated tokenization.
+"""Measure the control plane: REST latency and memory with 200 clients, heartbeats, and isolated tokenization.
 
 A real uvicorn server runs without a Ray cluster in a process of its own. Clients on the same machine send the requests
 of browsers, programs and contributors, each about every eight seconds: health, lists of jobs, single jobs, submissions
@@ -9,7 +9,11 @@ have no peer. Clients use only HTTP, so the checkouts may differ in everything e
 The server's share of a processor is printed, too. Near 1, latencies are those of a queue, and their tails mean
 nothing; ``--pause 4`` comes close to that on a slow machine.
 
-The last figure is the extra time for a chat of 500 tokens, from the request's messages to its token ids, that it costs
+Heartbeats per second are those of 1,000 machines that all train one job; each machine sends one every two seconds, so
+the server needs 500. Sixteen connections send them as fast as the server answers. The processor time of the server for
+one heartbeat depends less on other load.
+
+Another figure is the extra time for a chat of 500 tokens, from the request's messages to its token ids, that it costs
 to render the template and tokenize the text in another process.
 """
 
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -29,7 +34,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import psutil
@@ -51,7 +56,11 @@ JOB = {
 MIX = {"health": 10, "list": 35, "get": 30, "submit": 5, "heartbeat": 20}
 """Proportions of the requests, in percent."""
 FIRST_JOBS = 50
+NEEDED_PER_S = 500.0
+"""Heartbeats per second of 1,000 machines."""
+CONNECTIONS = 16
 MIB = 2**20
+Measured = TypeVar("Measured")
 
 
 @dataclass
@@ -72,10 +81,10 @@ class Round:
 class Server:
     """The server of one checkout."""
 
-    def __init__(self, checkout: Path, folder: Path, contributors: int) -> None:
+    def __init__(self, checkout: Path, folder: Path, contributors: int, *more: str) -> None:
         path = os.pathsep.join(str(checkout / part) for part in ("platform", "actors", "api"))
         self._process = subprocess.Popen(
-            tied([sys.executable, str(SERVER), str(folder), str(contributors)]),
+            tied([sys.executable, str(SERVER), str(folder), str(contributors), *more]),
             env={**os.environ, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             text=True,
@@ -83,7 +92,8 @@ class Server:
         )
         assert self._process.stdout is not None
         facts = json.loads(self._process.stdout.readline())
-        self.url = f"http://127.0.0.1:{facts['port']}"
+        self.port: int = facts["port"]
+        self.url = f"http://127.0.0.1:{self.port}"
         self.api_key: str = facts["api_key"]
         self.contributors: list[tuple[str, str]] = facts["contributors"]
 
@@ -212,6 +222,58 @@ def measure(checkout: Path, options: argparse.Namespace, seed: int) -> Round:
             server.close()
 
 
+@dataclass
+class Beats:
+    """Heartbeats that one server answered."""
+
+    per_s: float
+    cpu_ms: float
+    """Processor time of the server for one heartbeat."""
+
+
+def measure_heartbeats(checkout: Path, machines: int, seconds: float) -> Beats:
+    """Start a server whose machines all train one job, send heartbeats for some time, and end the server."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(checkout, Path(folder) / "data", machines, json.dumps(JOB))
+        try:
+            asyncio.run(beat(server, 1.0))  # the first answers are slower
+            cpu_s, begin_s = server.cpu_s(), time.monotonic()
+            count = asyncio.run(beat(server, seconds))
+            return Beats(
+                per_s=count / (time.monotonic() - begin_s), cpu_ms=1000 * (server.cpu_s() - cpu_s) / count
+            )
+        finally:
+            server.close()
+
+
+async def beat(server: Server, seconds: float) -> int:
+    """Send heartbeats of all machines in turn over `CONNECTIONS` connections; return the number of answers."""
+    end_s, count = time.monotonic() + seconds, 0
+    machines = itertools.cycle(server.contributors)
+
+    async def send() -> None:
+        nonlocal count
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        while time.monotonic() < end_s:
+            id_, key = next(machines)
+            lines = [
+                f"POST /api/v1/contributors/{id_}/heartbeat HTTP/1.1",
+                "Host: 127.0.0.1",
+                f"Authorization: Bearer {key}",
+                "Content-Length: 0",
+            ]
+            writer.write("\r\n".join([*lines, "", ""]).encode())
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            assert head.startswith(b"http/1.1 200"), head
+            size = head.partition(b"content-length: ")[2].partition(b"\r")[0]
+            assert b'"layer' in await reader.readexactly(int(size))
+            count += 1
+        writer.close()
+
+    await asyncio.gather(*(send() for _ in range(CONNECTIONS)))
+    return count
+
+
 def print_alone(figure: str, value: float, unit: str, **more: Any) -> None:
     """Print a figure that has no peer."""
     print(json.dumps({"figure": figure, "ours": round(value, 3), "unit": unit, **more}), flush=True)
@@ -250,6 +312,25 @@ def compare(ours: list[Round], before: list[Round], options: argparse.Namespace)
             peer_rounds=[round(of(one), 1) for one in before],
             **facts,
         )
+
+
+def compare_heartbeats(ours: list[Beats], before: list[Beats], machines: int) -> None:
+    """Print the medians of the rounds of each side."""
+    own = statistics.median(one.per_s for one in ours)
+    other = statistics.median(one.per_s for one in before) if before else NEEDED_PER_S
+    print_figure(
+        "heartbeats_per_s",
+        ours=own,
+        peer=other,
+        peer_name="before" if before else "need of 1000 machines",
+        ratio=own / other,
+        unit="1/s",
+        machines=machines,
+        ours_cpu_ms=[round(one.cpu_ms, 2) for one in ours],
+        peer_cpu_ms=[round(one.cpu_ms, 2) for one in before],
+        ours_rounds=[round(one.per_s) for one in ours],
+        peer_rounds=[round(one.per_s) for one in before],
+    )
 
 
 def conversation(encode: Callable[[list[dict[str, str]]], int]) -> list[dict[str, str]]:
@@ -326,6 +407,22 @@ def measure_tokenizing(times: int) -> None:
     )
 
 
+def in_turns(
+    options: argparse.Namespace, one: Callable[[Path, int], Measured]
+) -> tuple[list[Measured], list[Measured]]:
+    """Return the rounds of this checkout and of the baseline; ``one`` measures a round, given checkout and number."""
+    ours: list[Measured] = []
+    before: list[Measured] = []
+    for number in range(options.rounds):
+        sides = [(ours, OURS)]
+        if options.baseline is not None:
+            sides.append((before, options.baseline.resolve()))
+        # Sides alternate in going first, because the speed of the machine changes over time.
+        for rounds, checkout in sides if number % 2 else reversed(sides):
+            rounds.append(one(checkout, number))
+    return ours, before
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -336,20 +433,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="length of a round")
     parser.add_argument("--pause", type=float, default=8.0, help="seconds between requests of a client, mean")
     parser.add_argument("--rounds", type=int, default=3, help="of each side")
+    parser.add_argument("--machines", type=int, default=1000, help="that send heartbeats")
+    parser.add_argument("--only", choices=["heartbeats"], help="measure nothing else")
     options = parser.parse_args()
     if options.quick:
         options.clients, options.streams, options.seconds, options.rounds = 40, 4, 3.0, 1
+        options.machines = 50
+    length_s = min(options.seconds, 10.0)
+    compare_heartbeats(
+        *in_turns(options, lambda checkout, _: measure_heartbeats(checkout, options.machines, length_s)),
+        options.machines,
+    )
+    if options.only is not None:
+        return
     measure_tokenizing(50 if options.quick else 1000)
-    ours: list[Round] = []
-    before: list[Round] = []
-    for number in range(options.rounds):
-        sides = [(ours, OURS)]
-        if options.baseline is not None:
-            sides.append((before, options.baseline.resolve()))
-        # Sides alternate in going first, because the speed of the machine changes over time.
-        for rounds, checkout in sides if number % 2 else reversed(sides):
-            rounds.append(measure(checkout, options, number))
-    compare(ours, before, options)
+    compare(*in_turns(options, lambda checkout, number: measure(checkout, options, number)), options)
 
 
 if __name__ == "__main__":
