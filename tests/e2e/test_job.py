@@ -340,6 +340,7 @@ def test_rounds_are_drawn_and_each_branch_has_its_placement(page: Page, cluster:
     merge(cluster.store, job, 3, late=(2,))
     facts = r"3 rounds . each branch sent 2\.6 KiB and received 7\.3 KiB . .* times less"
     expect(section).to_contain_text(re.compile(facts))
+    expect(page.get_by_text("Loss and gradient norm are those of branch 0")).to_be_visible()
     picture = section.get_by_role("img", name="Rounds 1 to 3: computing and waiting of 3 branches")
     expect(picture.locator("rect[data-of=missing]")).to_have_count(1)
     expect(picture.locator("rect[data-of=late]")).to_have_count(1)

@@ -112,9 +112,15 @@ def simulate_rounds(
 
     Raises:
         PlanInfeasible: the machines cannot hold all branches at the same time.
-        UserError: there are no measured machines, the duration is not positive and finite, or too many failures are
-            expected.
+        UserError: there are no measured machines, the duration is not positive and finite, too many failures are
+            expected, or the weights are merged on machines of the job.
     """
+    ranges = rounds_of(spec.training).ranges
+    if ranges:
+        raise UserError(
+            f"training.synchronization.servers is {ranges}, and a simulation merges on the server only",
+            hint="set training.synchronization.servers to 0 to simulate the job, or use share-compute plan",
+        )
     speeds = [machine.flops_per_s() for machine in topology.contributors]
     if not any(speeds) or not 0 < scenario.duration_s < inf:
         raise UserError(

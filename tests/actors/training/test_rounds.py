@@ -84,6 +84,11 @@ def rounds_of(events: list[AttemptEvent]) -> list[RoundMerged]:
     return [event for event in events if isinstance(event, RoundMerged)]
 
 
+def islands_of(events: list[AttemptEvent]) -> set[tuple[str, ...]]:
+    """Return the machines of each branch in each round."""
+    return {branch.machines for event in rounds_of(events) for branch in event.branches}
+
+
 def validations_of(events: list[AttemptEvent]) -> dict[int, float]:
     return {event.step: event.loss for event in events if event.type == "validated"}
 
@@ -542,19 +547,27 @@ def test_training_goes_on_while_a_round_is_merged(
     assert digest(tmp_path / "undisturbed") == digest(folder)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
-    "policy",
-    [{"preset": "diloco", "every": 4}, STREAMING],
+    ("policy", "others"),
+    [
+        pytest.param({"preset": "diloco", "every": 4}, ("c2", "c3"), marks=pytest.mark.thorough),
+        (STREAMING, ("c2",)),
+    ],
     ids=["local", "streaming"],
 )
-def test_a_suspended_job_continues_in_the_middle_of_a_round(
-    attempt: Attempt, topology: Topology, licence: Path, tmp_path: Path, policy: dict[str, Any]
+def test_a_suspended_job_continues_in_the_middle_of_a_round_on_any_number_of_islands(
+    attempt: Attempt,
+    topology: Topology,
+    licence: Path,
+    tmp_path: Path,
+    policy: dict[str, Any],
+    others: tuple[str, ...],
 ) -> None:
     """Checkpoints of branches have the optimizer's state and the error of the codec."""
     document = job(licence, policy, compression={"name": "topk", "density": 0.1})
     machines = part(topology, "c0", "c1")
-    require_success(attempt(document, folder=tmp_path / "undisturbed", machines=machines))
+    undisturbed = attempt(document, folder=tmp_path / "undisturbed", machines=machines)
+    require_success(undisturbed)
 
     def suspend(event: AttemptEvent, coordinator: Any) -> None:
         if event.type == "step" and event.step == 6:
@@ -564,8 +577,10 @@ def test_a_suspended_job_continues_in_the_middle_of_a_round(
     first = attempt(document, folder=folder, machines=machines, on_event=suspend)
     assert first[-1].type == "ended"
     assert first[-1].reason.startswith("suspended in round")
-    second = attempt(document, folder=folder, machines=part(topology, "c2", "c3"), number=2)
+    second = attempt(document, folder=folder, machines=part(topology, *others), number=2)
     require_success(second)
+    assert islands_of(undisturbed) == {("c0",), ("c1",)}
+    assert islands_of(second) == {(machine,) for machine in others}
     assert rounds_of(second)[-1].round == 3
     assert digest(tmp_path / "undisturbed") == digest(folder)
 

@@ -51,10 +51,13 @@ def require_sums(report: RoundsReport) -> None:
     assert report.hours.total_s == pytest.approx(report.simulated_s * report.branches)
     assert min(report.hours.model_dump().values()) >= 0
     due, there = report.rounds * report.branches, report.merged_contributions + report.missing_contributions
-    if report.policy == "local":
+    is_apart = report.merged_contributions == report.rounds
+    if report.policy in {"local", "parameter_server"} and not is_apart:
         assert there - report.late_contributions + report.ignored_contributions == due
     else:
-        assert there in {due, report.rounds}  # a parameter server with staleness merges each push alone
+        assert there == (
+            report.rounds if is_apart else due
+        )  # a parameter server with staleness merges each push alone
     assert report.deaths >= report.member_deaths == report.replacements + report.stranded
 
 
@@ -194,3 +197,27 @@ def test_machines_that_cannot_hold_all_branches_are_refused() -> None:
         simulate_rounds(job(branches=64), fleet, model(48), Scenario(HOUR_S))
     with pytest.raises(UserError):
         simulate_rounds(job(), fleet, PROFILE, Scenario(0.0))
+
+
+@pytest.mark.parametrize("policy", [{}, {"kind": "parameter_server"}], ids=["local", "parameter_server"])
+@pytest.mark.parametrize("servers", [2, "auto"])
+def test_merges_on_machines_of_the_job_are_refused(policy: dict[str, Any], servers: Any) -> None:
+    with pytest.raises(UserError, match=f"training.synchronization.servers is {servers}") as refused:
+        simulated(job(**policy, servers=servers))
+    assert "servers to 0" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("machines", "branches", "churn"),
+    [(60, 8, OFTEN), pytest.param(10_000, 64, Churn(4 * HOUR_S, 600.0), marks=pytest.mark.thorough)],
+)
+def test_large_fleets_merge_on_through_many_losses(machines: int, branches: int, churn: Churn) -> None:
+    """Spares take the places of lost machines: no branch waits for a machine, and no merge is incomplete."""
+    report = simulated(job(branches=branches), machines, churn, hours=8.0)
+    require_sums(report)
+    assert (report.machines, report.branches) == (machines, branches)
+    assert report.replacements > 0
+    assert report.stranded == report.hours.idle_s == 0
+    assert report.merged_contributions == branches * report.rounds
+    assert report.missing_contributions == report.late_contributions == 0
+    assert 0.3 < report.rounds * report.first_round_s / report.simulated_s < 1.01

@@ -85,6 +85,11 @@ export function Curves({ job }: { job: Job }) {
           description={describe(figure, name, summarize(own.data), zoom, compared.runs)}
           format={formatOf(figure)}
         />
+        {(job.plan?.branches.length ?? 0) > 1 && (
+          <Text size="sm" c="dimmed">
+            {t("Loss and gradient norm are those of branch 0; the table of the rounds has the loss of each branch. Validations are of the merged weights.")}
+          </Text>
+        )}
         <Group gap="xs" justify="space-between">
           <ZoomFields zoom={zoom} last={drawn.steps.at(-1) ?? 1} onZoom={setZoom} />
           <Compare job={job} others={others} most={MOST_COMPARED} onChange={(ids) => change({ with: ids.join(",") || undefined })} />
