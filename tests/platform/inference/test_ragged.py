@@ -202,6 +202,8 @@ def test_stretched_positions_depend_on_the_window_alone(window: int) -> None:
     ("model_type", "options", "reason"),
     [
         ("qwen3_next", {"layer_types": ["linear_attention"] * 3}, "state beside"),
+        ("deepseek_v32", {}, "has sparse attention, which reads only the tokens that it selects"),
+        ("deepseek_v4", {}, "sparse attention"),
         ("doge", {}, "mask of its own"),
         ("gpt2", {}, "declares no pipeline plan"),
     ],
