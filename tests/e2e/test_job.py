@@ -223,7 +223,17 @@ def test_the_placement_shows_its_figures_and_marks_lost_machines(page: Page, clu
     placement.get_by_text("memory", exact=True).click()
     expect(placement.get_by_role("option", name=re.compile("^ash"))).not_to_have_css("width", width)
 
-    # The machine is marked before the job has another plan.
+    # The machine is marked before the job has another plan, by the event itself: the page gets no other response.
+    held: list[Route] = []
+    is_holding = True
+
+    def answer(request: Route) -> None:
+        if is_holding:
+            held.append(request)
+        else:
+            request.continue_()
+
+    page.route(lambda url: "/api/v1/events" not in url, answer)
     cluster.store.contributors.set_state(
         cluster.store.contributors.get(birch.id),
         ContributorState.lost,
@@ -233,6 +243,9 @@ def test_the_placement_shows_its_figures_and_marks_lost_machines(page: Page, clu
     expect(placement.get_by_role("option", name="birch: lost")).to_be_visible()
     figures = page.get_by_role("region", name="Progress")
     expect(figures).to_contain_text("without birch")
+    is_holding = False
+    for request in held:
+        request.continue_()
     plan = laid(2, [ash], [cedar])
     lost = Reformed(
         epoch=2,
