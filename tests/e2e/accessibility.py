@@ -1,4 +1,4 @@
-"""Pages in light and dark, on a desktop and on a phone: screenshots, and accessibility checks by axe."""
+"""Pages in light and dark, on a desktop and on a phone: accessibility checks by axe, and screenshots of failures."""
 
 from __future__ import annotations
 
@@ -39,38 +39,41 @@ def appearances(first: Literal["desk", "phone"], languages: Sequence[str] = ("en
 
 
 @dataclass
-class Screenshots:
-    """Pages that were opened in one window."""
+class PageChecks:
+    """Checks of the pages that were opened in one window."""
 
     page: Page
     folder: Path
-    """Receives the screenshots."""
+    """Receives screenshots of pages with problems."""
     found: dict[str, list[str]] = field(default_factory=dict)
+    """Problems of each page that has some, by its name."""
 
-    def take(self, name: str) -> None:
-        """Save a screenshot and run axe; the page must not be wider than the window."""
-        picture = re.sub(r"\W+", "-", name).strip("-") or "cluster"
-        self.page.screenshot(path=self.folder / f"{picture}.png", full_page=True)
-        self.found[name] = violations(self.page)
-        assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{name} is too wide"
+    def check(self, name: str) -> None:
+        """Run axe, and save a screenshot if it finds a violation, or the page is wider than the window."""
+        found = violations(self.page)
+        if not self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"):
+            found.append("the page is wider than the window")
+        if found:
+            picture = re.sub(r"\W+", "-", name).strip("-") or "cluster"
+            self.page.screenshot(path=self.folder / f"{picture}.png", full_page=True)
+            self.found[name] = found
 
 
 @contextmanager
-def screenshots(
+def checked_pages(
     browser: Browser, folder: Path, complaints: Complaints, *, scheme: Any, width: int, **options: Any
-) -> Iterator[Screenshots]:
-    """Open a window for the block; at its end axe must have found no violation."""
+) -> Iterator[PageChecks]:
+    """Open a window for the block; at its end no page must have had a problem."""
     if not AXE.is_file():
         pytest.skip(missing("axe-core (npm ci in web/)"))
     viewport = {"width": width, "height": 800}
     context = browser.new_context(color_scheme=scheme, viewport=viewport, **options)
     page = context.new_page()
     complaints.listen(page)
-    taken = Screenshots(page, folder)
-    yield taken
+    checks = PageChecks(page, folder)
+    yield checks
     context.close()
-    found = {name: some for name, some in taken.found.items() if some}
-    assert not found, found
+    assert not checks.found, checks.found
 
 
 def violations(page: Page) -> list[str]:
