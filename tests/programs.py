@@ -1,11 +1,13 @@
-"""Programs that tests run. Without one, tests skip on a developer's machine, and fail in continuous integration."""
+"""Programs and packages that tests use. Without one, tests skip locally, and fail in continuous integration."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 from collections.abc import Generator
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,16 @@ def require(program: str, *alternatives: str) -> str:
         if path := shutil.which(name):
             return path
     pytest.skip(missing(program))
+
+
+def require_package(name: str) -> Any:
+    """Return the imported package; skip the test if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as failure:
+        if failure.name != name:
+            raise
+    pytest.skip(missing(name))
 
 
 def _reason(report: pytest.TestReport) -> str | None:

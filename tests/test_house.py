@@ -102,7 +102,8 @@ def test_modules_say_what_they_are_for() -> None:
 
 
 def test_a_folder_has_few_files() -> None:
-    num_files = Counter(file.parent for file in MODULES if "migrations" not in file.parts)
+    tests = (ROOT / "tests").rglob("*.py")
+    num_files = Counter(file.parent for file in (*MODULES, *tests) if "migrations" not in file.parts)
     assert {shown(folder): count for folder, count in num_files.items() if count > MOST_FILES} == {}
 
 

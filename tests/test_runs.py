@@ -14,10 +14,13 @@ from tests.quarantine import QUARANTINE, why_never_repeated
 ROOT = Path(__file__).parents[1]
 SKIPPING = """
 import pytest
-from tests.programs import missing, require
+from tests.programs import missing, require, require_package
 
 def test_by_call():
     require("no-such-program", "nor-such")
+
+def test_by_import():
+    require_package("no_such_package")
 
 @pytest.mark.skipif(True, reason=missing("another"))
 def test_by_mark():
@@ -30,7 +33,7 @@ def test_on_a_gpu():
 
 
 def run(folder: Path, ci: str) -> subprocess.CompletedProcess[str]:
-    """Run three tests that skip, two of them for want of a program."""
+    """Run four tests that skip, three of them for want of a program or package."""
     (folder / "pytest.ini").touch()
     (folder / "test_skips.py").write_text(SKIPPING)
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -58,15 +61,16 @@ def run(folder: Path, ci: str) -> subprocess.CompletedProcess[str]:
 def test_where_programs_are_missing_tests_skip_and_one_line_says_so(tmp_path: Path) -> None:
     done = run(tmp_path, ci="")
     assert done.returncode == 0, done.stdout
-    assert "3 skipped" in done.stdout
-    assert "2 tests did not run: another, no-such-program not installed" in done.stdout
+    assert "4 skipped" in done.stdout
+    assert "3 tests did not run: another, no-such-program, no_such_package not installed" in done.stdout
 
 
 def test_in_continuous_integration_programs_must_not_be_missing(tmp_path: Path) -> None:
     done = run(tmp_path, ci="1")
     assert done.returncode == 1, done.stdout
-    assert "1 failed, 1 skipped, 1 error" in done.stdout
-    assert "needs no-such-program, which continuous integration must have" in done.stdout
+    assert "2 failed, 1 skipped, 1 error" in done.stdout
+    for name in ("no-such-program", "no_such_package"):
+        assert f"needs {name}, which continuous integration must have" in done.stdout
 
 
 def test_tests_in_quarantine_exist_and_have_a_reason_and_an_owner() -> None:

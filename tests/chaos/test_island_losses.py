@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.actors.training.test_rounds import digest, job, part, require_success, rounds_of
+from tests.actors.training.rounds.test_rounds import digest, job, part, require_success, rounds_of
 from tests.conftest import SHORTEST_POLL_S
 from tests.ray_nodes import Attempt, processes_on
 

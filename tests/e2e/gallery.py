@@ -23,9 +23,9 @@ import httpx
 from playwright.sync_api import Browser, BrowserContext, Error, Page, sync_playwright
 from tests.api.conftest import wait_until
 from tests.e2e import scenes, test_cluster, test_job, test_operations, test_results, test_runs, test_sweep
+from tests.e2e.accessibility import LOCALES, violations
 from tests.e2e.conftest import FLAGS, Cluster, Complaints, open_cluster
 from tests.e2e.filled import Filled
-from tests.e2e.screenshots import LOCALES, violations
 from tests.e2e.talking import TalkingServer, make_model
 from tests.e2e.test_talk import deploy
 

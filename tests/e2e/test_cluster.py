@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
+from tests.e2e.accessibility import LOCALES, appearances, checked_pages
 from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.scenes import digits, join, lose, measure, reform, start, train, use
-from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import Measured, Planned, StageTiming
 from share_compute.lifecycle.states import ContributorState
@@ -292,11 +292,10 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
         "its Ray node is dead or does not answer",
     )
     options = {"reduced_motion": "reduce", "locale": LOCALES[language]}
-    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width, **options) as seen:
+    with checked_pages(browser, tmp_path, complaints, scheme=scheme, width=width, **options) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         paths = (
-            "",
             "?gone=true",
             "?view=table&gone=true",
             "?view=use",
@@ -307,4 +306,4 @@ def test_the_map_and_the_pages_of_machines_are_accessible_and_fit(
             page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0)
-            seen.take(path.replace(machines[0].id, "at-work").replace(machines[3].id, "lost"))
+            seen.check(path.replace(machines[0].id, "at-work").replace(machines[3].id, "lost"))

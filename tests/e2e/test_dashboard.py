@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.conftest import wait_for
+from tests.e2e.accessibility import appearances, checked_pages, violations
 from tests.e2e.conftest import Cluster, Complaints, copied
 from tests.e2e.scenes import digits, finish, join, lose, measure, reform, start, train
-from tests.e2e.screenshots import appearances, screenshots, violations
 
 pytestmark = pytest.mark.browser
 
@@ -252,7 +252,7 @@ def test_the_first_load_is_small_and_stays_on_this_host(cluster: Cluster, contex
 
 
 @appearances("phone")
-def test_every_page_is_accessible_and_fits(
+def test_the_first_pages_are_accessible_and_fit(
     cluster: Cluster, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
     store = cluster.store
@@ -262,14 +262,14 @@ def test_every_page_is_accessible_and_fits(
     train(store, running, 1, 10)
     start(store, failed, machines[2:])
     lose(store, failed, machines[2])
-    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+    with checked_pages(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/")
         page.get_by_label("API key").wait_for()
-        seen.take("sign-in")
+        seen.check("sign-in")
         page.goto(f"{cluster.url}/#key={cluster.key}")
-        for path in ("", "jobs", f"jobs/{running.id}", f"jobs/{failed.id}", "submit", "invites", "nowhere"):
+        for path in ("", "jobs", f"jobs/{running.id}", f"jobs/{failed.id}", "submit"):
             page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0)
-            seen.take(path)
+            seen.check(path)

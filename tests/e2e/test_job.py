@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 from tests.conftest import wait_for
+from tests.e2e.accessibility import appearances, checked_pages
 from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.scenes import branched, digits, join, measure, merge, push, start, start_branches, train
-from tests.e2e.screenshots import appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import (
     ArtifactSaved,
@@ -223,7 +223,17 @@ def test_the_placement_shows_its_figures_and_marks_lost_machines(page: Page, clu
     placement.get_by_text("memory", exact=True).click()
     expect(placement.get_by_role("option", name=re.compile("^ash"))).not_to_have_css("width", width)
 
-    # The machine is marked before the job has another plan.
+    # The machine is marked before the job has another plan, by the event itself: the page gets no other response.
+    held: list[Route] = []
+    is_holding = True
+
+    def answer(request: Route) -> None:
+        if is_holding:
+            held.append(request)
+        else:
+            request.continue_()
+
+    page.route(lambda url: "/api/v1/events" not in url, answer)
     cluster.store.contributors.set_state(
         cluster.store.contributors.get(birch.id),
         ContributorState.lost,
@@ -233,6 +243,9 @@ def test_the_placement_shows_its_figures_and_marks_lost_machines(page: Page, clu
     expect(placement.get_by_role("option", name="birch: lost")).to_be_visible()
     figures = page.get_by_role("region", name="Progress")
     expect(figures).to_contain_text("without birch")
+    is_holding = False
+    for request in held:
+        request.continue_()
     plan = laid(2, [ash], [cedar])
     lost = Reformed(
         epoch=2,
@@ -546,7 +559,7 @@ def test_jobs_are_filtered_by_state_kind_and_name(page: Page, cluster: Cluster) 
 
 
 @appearances("desk")
-def test_the_pages_of_jobs_are_accessible_and_fit(
+def test_the_page_of_a_job_is_accessible_and_fits(
     cluster: Cluster, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
     job, (ash, birch, cedar) = running(cluster, "ash", "birch", "cedar")
@@ -568,7 +581,7 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
     rows = batch(cluster)
     apart, _ = rounds(cluster)
     merge(cluster.store, apart, 3, late=(2,))
-    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+    with checked_pages(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", name="Machines", level=1).wait_for()
@@ -579,8 +592,8 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
             apart.id,
             rows.id,
         )
-        for path in ("jobs", *(f"jobs/{one}" for one in shown)):
-            page.goto(f"{cluster.url}/{path}")
+        for path in shown:
+            page.goto(f"{cluster.url}/jobs/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0, timeout=PLANNING_S)
             if "?" in path:
@@ -591,4 +604,4 @@ def test_the_pages_of_jobs_are_accessible_and_fit(
                 page.get_by_role("listbox").focus()
             elif apart.id in path:
                 page.get_by_text("The same as a table, with losses and bytes").click()
-            seen.take(path)
+            seen.check(path)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
+from tests.e2e.accessibility import LOCALES, appearances, checked_pages
 from tests.e2e.conftest import Cluster, Complaints, open_cluster
 from tests.e2e.scenes import join, measure
-from tests.e2e.screenshots import LOCALES, appearances, screenshots
 from tests.e2e.talking import TalkingServer, make_model
 
 pytestmark = pytest.mark.browser
@@ -95,7 +95,7 @@ def test_the_page_is_accessible_and_fits(
 ) -> None:
     (cluster.folder / "catalogue.yaml").write_text(CATALOGUE + "  - {name: Wrong, model: {path: /etc}}\n")
     shots = tmp_path / "shots"
-    with screenshots(
+    with checked_pages(
         browser, shots, complaints, scheme=scheme, width=width, locale=LOCALES[language]
     ) as seen:
         page = seen.page
@@ -103,4 +103,4 @@ def test_the_page_is_accessible_and_fits(
         page.get_by_role("heading", level=1).wait_for()
         page.goto(f"{cluster.url}/models")
         expect(card(page, "poet")).to_contain_text("LlamaForCausalLM")
-        seen.take("models")
+        seen.check("models")

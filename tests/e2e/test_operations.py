@@ -10,9 +10,9 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from tests.conftest import wait_for
+from tests.e2e.accessibility import LOCALES, appearances, checked_pages
 from tests.e2e.conftest import Cluster, Complaints, copied
 from tests.e2e.scenes import digits, join, lose, measure, start
-from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
 from share_compute.lifecycle.states import ContributorState
 from share_compute.scopes import Scope
@@ -215,7 +215,7 @@ def test_the_operators_pages_are_accessible_and_fit(
     store.invites.create("late", expires_in_s=0.001)
     store.invites.revoke(store.invites.create("taken back")[0].id)
     locale = LOCALES[language]
-    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width, locale=locale) as seen:
+    with checked_pages(browser, tmp_path, complaints, scheme=scheme, width=width, locale=locale) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", level=1).wait_for()
@@ -223,7 +223,7 @@ def test_the_operators_pages_are_accessible_and_fit(
             page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.locator(".mantine-Skeleton-root")).to_have_count(0)
-            seen.take(path)
+            seen.check(path)
 
 
 def test_a_page_shows_what_its_key_may_do(page: Page, cluster: Cluster, complaints: Complaints) -> None:

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
+from tests.e2e.accessibility import LOCALES, appearances, checked_pages
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.screenshots import LOCALES, appearances, screenshots
 from tests.thoroughly import thoroughly
 
 from share_compute.lifecycle.attempt_events import (
@@ -265,7 +265,7 @@ def test_results_of_all_tasks_can_be_read_by_everybody(
         regression(store),
         several(store),
     ]
-    with screenshots(
+    with checked_pages(
         browser, tmp_path, complaints, scheme=scheme, width=width, locale=LOCALES[language]
     ) as seen:
         page = seen.page
@@ -274,12 +274,12 @@ def test_results_of_all_tasks_can_be_read_by_everybody(
         for job in (jobs[0], jobs[2], jobs[3]):
             page.goto(f"{cluster.url}/jobs/{job.id}")
             page.get_by_role("figure").or_(page.locator("figure")).last.wait_for()
-            seen.take(f"results-{job.name}-{name}")
+            seen.check(f"results-{job.name}-{name}")
         page.goto(f"{cluster.url}/compare?jobs={','.join(job.id for job in jobs)}")
         page.get_by_role("table").last.wait_for()
-        seen.take(f"compare-{name}")
+        seen.check(f"compare-{name}")
         for kind, make in DATA.items():
             preview(page, cluster, make(folder))
-            seen.take(f"preview-{kind}-{name}")
+            seen.check(f"preview-{kind}-{name}")
         assert [text for text in complaints if "Failed to load resource" not in text] == []
         complaints.clear()

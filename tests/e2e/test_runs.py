@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
+from tests.e2e.accessibility import LOCALES, appearances, checked_pages
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import AttemptEnded, StepCommitted, Validated
 from share_compute.lifecycle.states import JobState
@@ -162,16 +162,16 @@ def test_jobs_and_their_comparison_can_be_read_by_everybody(
     width: int,
 ) -> None:
     ids = three(cluster.store)
-    with screenshots(
+    with checked_pages(
         browser, tmp_path, complaints, scheme=scheme, width=width, locale=LOCALES[language]
     ) as seen:
         seen.page.goto(f"{cluster.url}/#key={cluster.key}")
         seen.page.get_by_role("heading", level=1).first.wait_for()
-        for path in ("jobs", "jobs?by=state&sort=-loss", f"compare?jobs={','.join(ids)}", "compare"):
+        for path in ("jobs?by=state&sort=-loss", f"compare?jobs={','.join(ids)}", "compare"):
             seen.page.goto(f"{cluster.url}/{path}")
             seen.page.get_by_role("heading", level=1).first.wait_for()
             if ids[0] in path or "jobs" in path:
                 seen.page.get_by_role("row").nth(3).wait_for()
             if ids[0] in path:
                 seen.page.get_by_role("img").last.wait_for()
-            seen.take(path[:20])
+            seen.check(path[:20])

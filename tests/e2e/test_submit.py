@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
+from tests.e2e.accessibility import appearances, checked_pages
 from tests.e2e.conftest import Cluster, Complaints
 from tests.e2e.scenes import digits, join, measure
-from tests.e2e.screenshots import appearances, screenshots
 
 from share_compute.specification import TrainJob
 
@@ -299,12 +299,12 @@ def test_the_plan_is_shown_before_anything_is_queued(
 def test_the_form_is_accessible_and_fits(
     cluster: Cluster, browser: Browser, tmp_path: Path, scheme: Any, width: int, complaints: Complaints
 ) -> None:
-    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+    with checked_pages(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", level=1).wait_for()
-        for search in ("", "?start=language", "?start=generate", "?start=serve", "?view=yaml"):
+        for search in ("?start=language", "?start=generate", "?start=serve", "?view=yaml"):
             form(page, cluster, search)
             expect(page.get_by_label("Loading")).to_have_count(0)
             page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
-            seen.take(f"submit{search}")
+            seen.check(f"submit{search}")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.api.conftest import wait_until
+from tests.e2e.accessibility import LOCALES, appearances, checked_pages
 from tests.e2e.conftest import Cluster, Complaints
-from tests.e2e.screenshots import LOCALES, appearances, screenshots
 
 from share_compute.lifecycle.attempt_events import AttemptEnded, Validated
 from share_compute.lifecycle.states import JobState
@@ -86,11 +86,11 @@ def test_a_sweep_can_be_read_by_everybody(
     width: int,
 ) -> None:
     sweep = begun(cluster.store)
-    with screenshots(
+    with checked_pages(
         browser, tmp_path, complaints, scheme=scheme, width=width, locale=LOCALES[language]
     ) as seen:
         seen.page.goto(f"{cluster.url}/#key={cluster.key}")
         seen.page.get_by_role("heading", level=1).first.wait_for()
         seen.page.goto(f"{cluster.url}/jobs/{sweep.id}")
         seen.page.get_by_role("img").last.wait_for()
-        seen.take(f"sweep-{language}-{scheme}-{width}")
+        seen.check(f"sweep-{language}-{scheme}-{width}")

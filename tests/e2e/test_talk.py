@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, FloatRect, Locator, Page, expect
 from tests.api.conftest import wait_until
 from tests.conftest import wait_for
+from tests.e2e.accessibility import appearances, checked_pages
 from tests.e2e.conftest import Cluster, Complaints, copied, open_cluster
 from tests.e2e.scenes import join, measure
-from tests.e2e.screenshots import appearances, screenshots
 from tests.e2e.talking import TalkingServer, make_model
 
 from share_compute.lifecycle.computation import Computation
@@ -394,7 +394,7 @@ def test_the_pages_are_accessible_and_fit(
         ServeJob.model_validate({"name": "lost", "model": {"path": "/gone"}}), reason="submitted"
     )
     wait_until(lambda: cluster.store.deployments.get(failed.id).state is DeploymentState.failed)
-    with screenshots(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
+    with checked_pages(browser, tmp_path, complaints, scheme=scheme, width=width) as seen:
         page = seen.page
         page.goto(f"{cluster.url}/#key={cluster.key}")
         page.get_by_role("heading", name="Machines", level=1).wait_for()
@@ -417,4 +417,4 @@ def test_the_pages_are_accessible_and_fit(
                 page.goto(f"{cluster.url}/{path}")
             page.get_by_role("heading", level=1).wait_for()
             expect(page.get_by_label("Loading")).to_have_count(0)
-            seen.take(path.replace(failed.id, "failed"))
+            seen.check(path.replace(failed.id, "failed"))

@@ -13,7 +13,7 @@ from share_compute_api.connection.connections import is_loopback
 if TYPE_CHECKING:  # agents import this module, and need no web framework
     from fastapi import Request
 
-MEND: Final = (
+HINT: Final = (
     "start the server with `share-compute up --tls self-signed`, or behind a reverse proxy; on a network where nobody "
     "listens, `--insecure` allows it"
 )
@@ -30,7 +30,7 @@ def require_private(request: Request, settings: Settings) -> None:
         return
     raise InsecureTransport(
         "the cluster's token is not sent over plain HTTP to another machine; the invite stays unused",
-        hint=MEND,
+        hint=HINT,
     )
 
 
@@ -53,7 +53,7 @@ def require_private_url(url: str) -> None:
     if parts.scheme.lower() == "http" and not _is_here(parts.hostname or ""):
         raise InsecureTransport(
             f"{url} is plain HTTP to another machine: others on the way could read the cluster's token",
-            hint=MEND,
+            hint=HINT,
         )
 
 

@@ -80,12 +80,13 @@ def _stages(layout: WeightLayout, part: LayerWeights | WeightEntry) -> list[Stag
 
 
 def _held(stages: Sequence[StageEntry]) -> tuple[str | None, str | None]:
-    """Return the cells of stages: their numbers, and their machines."""
-    numbers = ", ".join(map(str, _numbers(stages)))
+    """Return the cells of stages: their numbers, counted from 1, and their machines."""
+    numbers = ", ".join(str(number + 1) for number in _numbers(stages))
     return numbers or None, escape(", ".join(_machines(stages))) or None
 
 
 def _numbers(stages: Sequence[StageEntry]) -> list[int]:
+    """Return the numbers of stages, counted from 0."""
     return sorted({stage.stage for stage in stages})
 
 

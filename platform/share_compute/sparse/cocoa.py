@@ -7,7 +7,6 @@ w(a) = 1/(l2 n) sum a_i x_i. Each worker keeps the a_i of its rows and improves 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from share_compute.errors import UserError
 from share_compute.sparse.blocks import Block
-from share_compute.sparse.keys import Places
 
 Vector = NDArray[np.float64]
 DualLoss = Literal["squared", "hinge"]
@@ -140,36 +138,3 @@ class DualWorker:
             return float(losses.sum()), float(self._targets @ self.duals)
         losses = 0.5 * (scores - self._targets) ** 2
         return float(losses.sum()), float(self._targets @ self.duals - 0.5 * self.duals @ self.duals)
-
-
-@dataclass(frozen=True, slots=True)
-class DualRound:
-    """Weights after a number of rounds, with their proof."""
-
-    rounds: int
-    weights: Vector
-    """Weights of all places, in their order."""
-    gap: float
-
-
-def solve_together(
-    problem: DualProblem, blocks: Sequence[Block], local_passes: int, seed: int = 0
-) -> Iterator[tuple[Places, DualRound]]:
-    """Run rounds of all workers in this process; yield the places and the result of each round, without end."""
-    workers = [DualWorker(problem, block) for block in blocks]
-    places: Places = np.unique(np.concatenate([block.places for block in blocks]))
-    columns = [np.searchsorted(places, block.places) for block in blocks]
-    weights: Vector = np.zeros(len(places))
-    number = 0
-    while True:
-        results = [
-            worker.solve(weights[at], local_passes, np.random.default_rng((seed, index, number)))
-            for index, (worker, at) in enumerate(zip(workers, columns, strict=True))
-        ]
-        gap = problem.gap(
-            weights, sum(each.primal_sum for each in results), sum(each.dual_sum for each in results)
-        )
-        yield places, DualRound(number, weights.copy(), gap)
-        for result, at in zip(results, columns, strict=True):
-            weights[at] += problem.scale * result.change
-        number += 1

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from share_compute.errors import VerificationFailed
 from share_compute.sparse.blocks import Block, Floats, RangeCut, RawRows, block_of, cut_of, joined
 from share_compute.sparse.models import SparseModel, Totals
-from share_compute.sparse.table import RangeTable, RowValues
+from share_compute.sparse.table import RowValues
 
 
 def minibatches_of(rows: RawRows, size: int, seed: int, *, with_bias: bool = False) -> list[Block]:
@@ -114,33 +114,3 @@ class WorkerRows:
 @lru_cache(maxsize=4)
 def _order(seed: int, worker: int, pass_number: int, count: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, 1, worker, pass_number)).permutation(count)
-
-
-def totals_of(tables: Sequence[RangeTable]) -> Totals:
-    """Return the sum of the weights of all rows, and the number of rows, ``[width + 1]``."""
-    sums = np.sum([table.totals for table in tables], axis=0)
-    return np.append(sums, float(sum(map(len, tables))))
-
-
-def train_serially(
-    model: SparseModel, table: RangeTable, blocks: Sequence[Block], passes: int, seed: int = 0
-) -> Iterator[float]:
-    """Train in this process with one table; yield the mean loss of each pass, before its updates."""
-    rows = WorkerRows(blocks, 1, passes, seed, 0)
-    count = sum(block.rows for block in blocks)
-    for pass_number in range(passes):
-        total = 0.0
-        for clock in range(pass_number * len(blocks) + 1, (pass_number + 1) * len(blocks) + 1):
-            block = rows.block(clock)
-            weights = table.weights(block.places, rows.cut(clock).digests[0])
-            [update], loss = rows.updates(clock, model, [weights], totals_of([table]))
-            table.apply(update, block.rows)
-            total += loss
-        yield total / count
-
-
-def mean_loss(model: SparseModel, table: RangeTable, blocks: Sequence[Block]) -> float:
-    """Return the mean loss over blocks."""
-    totals = totals_of([table])
-    losses = [model.loss(block, table.weights(block.places), totals) for block in blocks]
-    return sum(losses) / sum(block.rows for block in blocks)

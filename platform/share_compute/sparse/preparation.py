@@ -17,7 +17,7 @@ from share_compute.sparse.blocks import Block, RawRows, block_of, entry_places, 
 from share_compute.sparse.keys import PlaceCounter
 from share_compute.sparse.readers.bags import bag_blocks
 from share_compute.sparse.readers.libsvm import libsvm_blocks
-from share_compute.sparse.readers.prepared import rows_bytes, rows_of
+from share_compute.sparse.readers.prepared import rows_bytes
 from share_compute.sparse.readers.ratings import ratings_blocks
 
 DataFormat: TypeAlias = Literal["libsvm", "ratings", "bags"]
@@ -210,8 +210,3 @@ def measured_blocks(rows: Iterable[RawRows], *, with_bias: bool) -> list[Block]:
         for block in rows
         for start in range(0, len(block), _BLOCK_ROWS)
     ]
-
-
-def read_prepared(folder: Path, names: Iterable[str]) -> list[RawRows]:
-    """Return the rows of prepared files."""
-    return [rows_of((folder / name).read_bytes()) for name in names]

@@ -40,10 +40,6 @@ class TopicModel(SparseModel):
         """Return nothing: documents have no target."""
         raise NotImplementedError
 
-    def proportions(self, block: Block, weights: Floats, totals: Totals) -> NDArray[np.float64]:
-        """Return gamma of each document, ``[documents, topics]``."""
-        return self._infer(block, self._topics(weights, totals))[0]
-
     def gradient(self, block: Block, weights: Floats, totals: Totals) -> tuple[Floats, float]:
         """Return the expected counts, ``[words, topics]``, and the negative bound of the documents."""
         beta = self._topics(weights, totals)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from tests import programs
-from tests.platform.inference.stages import CPU, LAYERS, Serving, opening, prompt_of, small_config
+from tests.platform.inference.runtime.stages import CPU, LAYERS, Serving, opening, prompt_of, small_config
 
 from share_compute.errors import CompilerFailed
 from share_compute.inference.runtime.stage import ServingStage

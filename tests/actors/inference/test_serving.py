@@ -20,7 +20,7 @@ import ray
 import torch
 from ray.exceptions import RayActorError
 from tests import programs
-from tests.platform.inference.stages import CPU, Serving, opening
+from tests.platform.inference.runtime.stages import CPU, Serving, opening
 
 from share_compute.errors import TooLong
 from share_compute.inference.runtime.stage import ServingStage

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.platform.inference.stages import (
+from tests.platform.inference.runtime.stages import (
     CPU,
     LAYERS,
     Serving,

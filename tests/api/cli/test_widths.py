@@ -16,6 +16,8 @@ from rich.console import Console
 from tests.api.conftest import Plane
 from tests.api.control.test_sweeps import begin, trials, validate
 from tests.api.playing import Cluster
+from tests.api.routes import test_layout
+from tests.api.routes.test_catalogue import settled
 from tests.api.routes.test_deployments import Supervised, whole
 from tests.api.routes.test_job_rounds import ROUNDS, merge
 from tests.api.routes.test_labels import trained
@@ -23,7 +25,8 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner
 
 import share_compute_api
-from share_compute.lifecycle.attempt_events import ArtifactSaved
+from share_compute.lifecycle.attempt_events import ArtifactSaved, Planned
+from share_compute_actors.machine.preflight import CheckResult
 from share_compute_api.cli import make_app
 from share_compute_api.client.client import Client
 from share_compute_api.control.patience import Patience
@@ -83,6 +86,8 @@ def listings(
     folder.mkdir(parents=True)
     saved = ArtifactSaved(name="model-of-a-long-experiment", path=folder, size_bytes=123456789)
     plane.store.progress.record(rounds, 1, [saved])
+    test_layout.write(folder, test_layout.FILES)
+    plane.store.progress.record(rounds, 1, [Planned(plan=test_layout.PLAN)])
     rates = {"training.optimizer.learning_rate": {"values": [0.000125, 0.0125]}}
     sweep = client.submit(
         {
@@ -103,10 +108,23 @@ def listings(
     model = {"path": str(shutil.copytree(whole, tmp_path / "whole"))}
     client.deploy({"name": "llama-of-a-long-experiment", "model": model, "replicas": "0..4"})
     plane.app.state.context.deployments = Supervised()
+    named = f"{{name: A model of the physics department, model: {model}, description: It writes, licence: apache-2.0}}"
+    (plane.settings.data_folder / "catalogue.yaml").write_text(f"models: [{named}]")
+    settled(client)
+    measured = tmp_path / "table of a long experiment.csv"
+    measured.write_text("width of the petals,kind\n20261129.125,Iris setosa\n0.000123456,Iris versicolor\n")
+    layers = [{"type": "linear", "options": {"in_features": 1, "out_features": 2}}]
+    data = {"files": [str(measured)], "table": {"target": "kind"}}
+    table = tmp_path / "table.json"
+    table.write_text(
+        json.dumps({"task": "tabular_classification", "model": {"layers": layers}, "data": data})
+    )
     return [
         ["contributors"], ["contributors", "--links"], ["status"], ["jobs"], ["show", jobs[1]], ["show", sweep.id],
         ["show", rounds], ["metrics", jobs[1]], ["compare", *jobs, sweep.id], ["invite", "list"],
-        ["keys", "list"], ["uploads", "list"], ["artifacts", "list", rounds], ["deployments"],
+        ["keys", "list"], ["uploads", "list"], ["artifacts", "list", rounds],
+        ["artifacts", "layout", rounds, saved.name], ["artifacts", "layout", rounds, saved.name, "--weights"],
+        ["models"], ["preview-data", str(table)], ["deployments"],
         ["deployments", "llama-of-a-long-experiment"], ["prune", "--dry-run"], ["config"], ["config", "keep"],
     ]  # fmt: skip
 
@@ -125,6 +143,18 @@ def test_ids_and_numbers_are_whole_at_any_width(listings: list[list[str]], invok
             text = invoke(words, columns).stdout
             assert widest <= {*WHOLE.findall(text)}, (words, columns, text)
             require_fit(text, columns, words)
+
+
+def test_the_findings_of_doctor_fit(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        CheckResult("versions", "ok", "Python 3.11.15, share-compute 0.2.0, ray 2.60.0, torch 2.13.0"),
+        CheckResult("disk", "warn", f"{'/a/long/folder' * 5} has 1.25 GiB free", "free 3.75 GiB; " * 6),
+    ]
+    monkeypatch.setattr("share_compute_api.agent.examination.examine", lambda *_: iter(found))
+    for columns in WIDTHS:
+        text = invoke(["doctor"], columns).stdout
+        assert {"3.11", "2.60", "2.13", "1.25", "3.75"} <= {*re.findall(r"\d+\.\d+", text)}
+        require_fit(text, columns, ["doctor"])
 
 
 @pytest.mark.slow
@@ -187,7 +217,7 @@ def test_every_command_prints_json_and_the_documentation_lists_it() -> None:
 
 
 def test_lists_have_one_form(listings: list[list[str]], invoke: Invoke) -> None:
-    single = ("show", "compare", "status")
+    single = ("show", "compare", "status", "preview-data")
     for words in listings:
         if words[0] in single or words == ["deployments", "llama-of-a-long-experiment"]:
             continue

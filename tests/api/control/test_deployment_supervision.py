@@ -13,7 +13,7 @@ import pytest
 from tests.api.playing import Cluster, laid
 from tests.api.routes.test_deployments import CONFIG
 from tests.isolated import shared_processes
-from tests.platform.inference.hashed_stages import Row, reference
+from tests.platform.inference.scheduler.hashed_stages import Row, reference
 
 from share_compute.errors import ContributorLost, Unavailable, UserError
 from share_compute.inference.placement import limits_before

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.control.test_deployment_supervision import WINDOW, House, Replica, read, run, wanted
-from tests.platform.inference.hashed_stages import reference
+from tests.platform.inference.scheduler.hashed_stages import reference
 
 from share_compute.errors import Busy, Unavailable
 from share_compute.inference.scheduler.options import Generation

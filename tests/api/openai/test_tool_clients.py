@@ -9,6 +9,7 @@ import pytest
 from tests.api.conftest import Plane
 from tests.api.openai.conftest import ARGUMENTS, CALLS, EXPECTED, HELLO, TOOLS, SaysCalls
 from tests.api.speaking import Speaker
+from tests.programs import require_package
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 FOUND = [(name, json.loads(arguments)) for name, arguments in EXPECTED]
@@ -18,7 +19,7 @@ class TestLiteLlm:
     @pytest.fixture
     def litellm(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it would request prices online
-        return pytest.importorskip("litellm")
+        return require_package("litellm")
 
     @pytest.fixture
     def given(self, served: Plane, says_calls: SaysCalls) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class TestLangChain:
 
     @pytest.fixture
     def model(self, served: Plane, speaker: Speaker) -> Any:
-        package = pytest.importorskip("langchain_openai")
+        package = require_package("langchain_openai")
         return package.ChatOpenAI(
             model=speaker.facts.name, base_url=f"{served.url}/v1", api_key=served.api_key, max_retries=0
         )

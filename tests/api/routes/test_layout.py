@@ -197,6 +197,8 @@ def test_the_command_shows_layers_or_weights(
     assert "checkpoint of step 4" in shown.stdout
     assert "model.embed_tokens.weight is tied" in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 80
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert {row[1] for row in rows if row[2:3] == ["cy"]} == {"2"}, "stages count from 1"
     save(plane, job_id, FILES)
     found = json.loads(run("artifacts", "layout", job_id, "--match", "*.2.q.*", "--json").stdout)
     (item,) = found["items"]

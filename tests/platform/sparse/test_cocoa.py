@@ -8,13 +8,14 @@ from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
+from tests.platform.sparse.serial import DualRound, mean_loss, solve_together, train_serially
 
 from share_compute.errors import UserError, VerificationFailed
 from share_compute.sparse.blocks import RawRows, block_of
-from share_compute.sparse.cocoa import DualProblem, DualRound, DualWorker, solve_together
+from share_compute.sparse.cocoa import DualProblem, DualWorker
 from share_compute.sparse.hogwild import HogwildTraining
 from share_compute.sparse.keys import BIAS, Places, keys_of
-from share_compute.sparse.minibatches import mean_loss, minibatches_of, train_serially
+from share_compute.sparse.minibatches import minibatches_of
 from share_compute.sparse.models import Logistic
 from share_compute.sparse.rules import FollowTheLeader, TopicRule
 from share_compute.sparse.table import RangeTable

@@ -6,9 +6,10 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from tests.platform.sparse.serial import train_serially
 
 from share_compute.sparse.blocks import RawRows, joined
-from share_compute.sparse.minibatches import streamed_minibatches, train_serially
+from share_compute.sparse.minibatches import streamed_minibatches
 from share_compute.sparse.models import Logistic
 from share_compute.sparse.readers.kept_blocks import KeptBlocks
 from share_compute.sparse.rules import FollowTheLeader

@@ -11,10 +11,11 @@ from sklearn.decomposition import LatentDirichletAllocation
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.preprocessing import StandardScaler
+from tests.platform.sparse.serial import mean_loss, train_serially
 
 from share_compute.sparse.blocks import Block, RawRows, block_of
 from share_compute.sparse.keys import BIAS, keys_of, places_of
-from share_compute.sparse.minibatches import mean_loss, minibatches_of, train_serially
+from share_compute.sparse.minibatches import minibatches_of
 from share_compute.sparse.models import FactorizationMachine, Logistic, MatrixFactorization, SparseModel
 from share_compute.sparse.rules import AdaGradRows, FactorizationRule, FollowTheLeader, TopicRule
 from share_compute.sparse.table import RangeTable, RowValues

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
+from tests.platform.sparse.serial import read_prepared
 
 from share_compute.errors import Unavailable, UserError, VerificationFailed
 from share_compute.sparse import preparation
@@ -24,13 +25,7 @@ from share_compute.sparse.jobs import (
 from share_compute.sparse.keys import PlaceCounter, places_of
 from share_compute.sparse.measuring.evaluation import dual_evaluated, evaluated, of_classes
 from share_compute.sparse.models import Logistic, MatrixFactorization
-from share_compute.sparse.preparation import (
-    Targets,
-    deal_out,
-    measured_blocks,
-    read_prepared,
-    read_rows,
-)
+from share_compute.sparse.preparation import Targets, deal_out, measured_blocks, read_rows
 from share_compute.sparse.progress import RunProgress, WorkerProgress
 from share_compute.sparse.readers.prepared import rows_bytes, rows_of
 from share_compute.sparse.settings import SparseSettings

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.platform.sparse.serial import train_serially
 
 from share_compute.errors import VerificationFailed
 from share_compute.sparse.blocks import RawRows, block_of
 from share_compute.sparse.keys import places_of
-from share_compute.sparse.minibatches import train_serially
 from share_compute.sparse.results import load_rows, save_rows, weights_for
 from share_compute.sparse.settings import SparseModelName, SparseSettings
 from share_compute.sparse.table import RangeTable, RowValues

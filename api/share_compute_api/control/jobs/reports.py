@@ -70,13 +70,6 @@ class ReportSupervisor:
                 task.cancel()
             await asyncio.gather(*self._writing.values(), return_exceptions=True)
 
-    async def write_due(self) -> None:
-        """Write all reports that are due, and return when they are written."""
-        await self._start_due()
-        while self._writing:
-            await asyncio.wait(self._writing.values(), return_when=asyncio.FIRST_COMPLETED)
-            await self._start_due()
-
     async def _start_due(self) -> None:
         """Start writing reports that are due, as long as fewer than `_AT_ONCE` are being written."""
         since = self._store.clock() - _WINDOW

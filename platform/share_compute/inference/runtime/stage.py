@@ -35,6 +35,11 @@ from share_compute.models.huggingface.decoder import HuggingFaceStage
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.shards import Shard
 
+_SPARSE = frozenset(
+    {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
+)
+"""Layer types with sparse attention."""
+
 
 class ServingStage(EngineStage):
     """One shard of a causal language model.
@@ -97,6 +102,10 @@ class ServingStage(EngineStage):
         model_type = self._text.model_type
         if getattr(self.module.config, "is_encoder_decoder", False):
             raise cannot_serve(model_type, "has an encoder")
+        if not _SPARSE.isdisjoint(getattr(self._text, "layer_types", None) or ()):
+            raise cannot_serve(
+                model_type, "has sparse attention, which reads only the tokens that it selects"
+            )
         if getattr(self.module, "_is_stateful", False):
             raise cannot_serve(model_type, "keeps a state beside keys and values")
         known = inspect.signature(self.module.base_model.forward).parameters

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 from tests.api.conftest import Plane
 from tests.api.openai.conftest import ANSWER, CALLS, EXPECTED, HELLO, TOOLS, Says, SaysCalls
+from tests.programs import require_package
 
 from share_compute.errors import Unavailable
 
@@ -26,7 +27,7 @@ class Place(BaseModel):
 
 class TestLangChain:
     def model(self, served: Plane, name: str) -> Any:
-        package = pytest.importorskip("langchain_openai")
+        package = require_package("langchain_openai")
         return package.ChatOpenAI(
             model=name,
             base_url=f"{served.url}/v1",
@@ -87,7 +88,7 @@ class TestLiteLlm:
     @pytest.fixture
     def litellm(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it would request prices online
-        return pytest.importorskip("litellm")
+        return require_package("litellm")
 
     @pytest.fixture
     def access(self, served: Plane) -> dict[str, Any]:
