@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.actors.training.rounds.test_rounds import job, model, part, require_success, rounds_of, validations_of
+from tests.actors.training.rounds.test_rounds import (
+    job,
+    model,
+    part,
+    require_success,
+    rounds_of,
+    validations_of,
+)
 from tests.ray_nodes import Attempt
 
 from share_compute.models.storage.weights import WeightFolder
