@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from share_compute.choices import Compiling
 from share_compute.errors import UserError
 from share_compute.lifecycle.states import JobState
 from share_compute.specification import Precision, TrainJob, parse_job
 from share_compute.specification.layers import BATCH_NORMS, every_module
-from share_compute.specification.training import Compiling
 
 if TYPE_CHECKING:
     from share_compute.store.records import JobRecord

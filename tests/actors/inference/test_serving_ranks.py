@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.platform.inference.runtime.stages import (
 )
 from torch import Tensor
 
-from share_compute.errors import ContributorLost, UserError
+from share_compute.errors import ContributorLost, OutOfMemory, UserError
 from share_compute.inference.runtime.stage import ServingStage
 from share_compute.inference.runtime.tensor_stage import LeadingStage
 from share_compute.shards import Shard
@@ -209,6 +210,22 @@ def test_ranks_serve_on_gpus_of_their_own(options: dict[str, Any]) -> None:
     assert found[1][:1] == pytest.approx(expected[1][:1], abs=0.05)
     if not options:
         assert found[0] == expected[0]
+
+
+@pytest.mark.slow
+@together
+def test_a_rank_without_memory_does_not_end_the_member() -> None:
+    lost: list[ContributorLost] = []
+    ranks = ServingRanks(2, 2, 120, lost.append)
+    stage = ranks.divide(shard_of(small_config("llama")))
+    fill(stage, model_of("llama"))
+    child = psutil.Process(ranks.process_ids[0])
+    child.rlimit(psutil.RLIMIT_AS, (child.memory_info().vms,) * 2)
+    grown = replace(opening(9, PROMPTS[0]), capacity_tokens=1 << 20)
+    with pytest.raises(OutOfMemory, match="in rank 1"):
+        Serving([stage]).run({grown: [len(PROMPTS[0])]}, 1)
+    assert not lost
+    ranks.divide(shard_of(small_config("llama")))  # new processes
     ranks.close()
 
 
