@@ -141,6 +141,16 @@ class BranchesSpec(SpecModel):
         """Whether each contribution is merged as soon as it arrives, instead of with those of other branches."""
         return False
 
+    @property
+    def skips_missed(self) -> bool:
+        """Whether a late branch continues with the open round, instead of training the rounds that it missed."""
+        return not (self.keeps_own_weights or self.merges_apart)
+
+    @property
+    def drops_late(self) -> bool:
+        """Whether a contribution is ignored if its round is merged."""
+        return False
+
 
 class RoundsSpec(BranchesSpec):
     """Common options of policies that merge all branches of a round together."""
@@ -220,6 +230,11 @@ class LocalOptions(RoundsSpec):
         numbers = (part for part in name.split(".") if part.isdecimal())
         layer = int(next(numbers, 0))
         return round_number >= rounds or layer % self.fragments == (round_number - 1) % self.fragments
+
+    @property
+    def drops_late(self) -> bool:
+        """Whether a contribution is ignored if its round is merged."""
+        return self.late == "drop"
 
     @property
     def overlapping(self) -> int:
@@ -337,7 +352,7 @@ class GossipSpec(RoundsSpec):
         return True
 
 
-class ParameterServerSpec(BranchesSpec):
+class ParameterServerSpec(RoundsSpec):
     """Let the server hold the weights; branches push their changes to it, and continue with its newest weights."""
 
     kind: Literal["parameter_server"] = "parameter_server"
@@ -346,6 +361,8 @@ class ParameterServerSpec(BranchesSpec):
     """Steps that each branch takes in a round."""
     staleness: Annotated[int, Field(ge=0, le=2**31 - 1)] | Literal["unbounded"] = 0
     """Pushes that a branch may be ahead of the slowest branch; 0 is synchronous, unbounded is asynchronous."""
+    late: Literal["merge", "drop"] = "merge"
+    """Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it."""
     servers: Servers = Field(default=0, title="Machines that merge")
     """Machines of the job that each merge a part of the weights; 0: the server merges all; auto: if it is faster."""
 
@@ -362,10 +379,29 @@ class ParameterServerSpec(BranchesSpec):
             raise ValueError("give a whole number from 0, or unbounded")
         return value
 
+    @model_validator(mode="after")
+    def _quorum_has_rounds(self) -> Self:
+        if self.quorum is not None and self.merges_apart:
+            raise ValueError(
+                f"quorum {self.quorum} needs staleness 0: with staleness {self.staleness}, each push is merged alone; "
+                "staleness unbounded waits for no branch"
+            )
+        return self
+
     @property
     def needed(self) -> int:
         """Number of branches without which a round cannot end."""
-        return 1 if self.merges_apart else self.branches
+        return 1 if self.merges_apart else super().needed
+
+    @property
+    def patience_s(self) -> float:
+        """Time that a round waits for the other branches when those that it needs are there, in seconds."""
+        return 0.0 if self.merges_apart else super().patience_s
+
+    @property
+    def drops_late(self) -> bool:
+        """Whether a contribution is ignored if its round is merged."""
+        return self.late == "drop" and not self.merges_apart
 
     @property
     def merges_apart(self) -> bool:

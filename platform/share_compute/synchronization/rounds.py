@@ -4,14 +4,14 @@ A merge depends on its record alone: not on the machines that ran the branches, 
 
 - If the quorum is all branches, each record has all of them, so losses of machines do not change the weights.
 - With a smaller quorum, the grace period begins when the quorum is there. Branches that are missing when it ends are
-  late. Local steps merge their contributions in the next merge, scaled by their age, or drop them. In elastic averaging
-  and gossip, a late contribution counts as the one to the open round.
+  late. Local steps and a synchronous parameter server merge their contributions in the next merge, scaled by their
+  age, or drop them. In elastic averaging and gossip, a late contribution counts as the one to the open round.
 - To a parameter server with staleness, each contribution is merged as soon as it arrives. A branch that is too far
   ahead of the slowest one waits before it continues.
 
 Sources: local SGD (Stich 2018, arXiv 1805.09767); DiLoCo (Douillard et al. 2023, arXiv 2311.08105); SparseLoCo (Sarfi
-et al. 2025, arXiv 2508.15706); quorum and grace period as in Decoupled DiLoCo (arXiv 2604.21428); bounded staleness (Ho
-et al. 2013, NeurIPS).
+et al. 2025, arXiv 2508.15706); quorum and grace period as in Decoupled DiLoCo (arXiv 2604.21428); synchronous SGD that
+does not wait for the slowest workers (Chen et al. 2016, arXiv 1604.00981); bounded staleness (Ho et al. 2013, NeurIPS).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
-from share_compute.specification.synchronization import BranchesSpec, LocalSpec, ParameterServerSpec
+from share_compute.specification.synchronization import BranchesSpec, ParameterServerSpec
 from share_compute.synchronization.records import (
     BranchRun,
     Contribution,
@@ -119,11 +119,11 @@ class RoundsMachine:
     @property
     def rounds_done(self) -> int:
         """Number of rounds that all branches have finished, except those that are late."""
-        return self._slowest if isinstance(self._policy, ParameterServerSpec) else self.version
+        return self._slowest if self._policy.merges_apart else self.version
 
     def rounds_with(self, record: MergeRecord) -> int:
         """Return `rounds_done` after a merge that is being recorded."""
-        if not isinstance(self._policy, ParameterServerSpec):
+        if not self._policy.merges_apart:
             return record.version
         pushed = Counter(run.branch for run in record.runs)
         return min(self.clock(branch) + pushed[branch] for branch in range(self._policy.branches))
@@ -142,8 +142,8 @@ class RoundsMachine:
 
     def missing(self, there: Iterable[BranchRun]) -> tuple[int, ...]:
         """Return the branches without a run for the open round among these runs."""
-        is_local = isinstance(self._policy, LocalSpec)
-        present = {run.branch for run in there if run.round == self.open_round or not is_local}
+        counts_late = not self._policy.skips_missed
+        present = {run.branch for run in there if run.round == self.open_round or counts_late}
         return tuple(branch for branch in range(self._policy.branches) if branch not in present)
 
     def has(self, run: BranchRun) -> bool:
@@ -163,8 +163,7 @@ class RoundsMachine:
         return withdrawn
 
     def _is_computed_again(self, run: BranchRun) -> bool:
-        skips_late = not (self._policy.keeps_own_weights or self._policy.merges_apart)
-        return not skips_late or run.round >= self.open_round
+        return not self._policy.skips_missed or run.round >= self.open_round
 
     def may_forget(self, run: BranchRun) -> bool:
         """Return whether a branch that begins a round again computes this contribution, which did not arrive, again."""
@@ -185,7 +184,7 @@ class RoundsMachine:
             run: the last run of the branch, merged or not.
         """
         policy = self._policy
-        if isinstance(policy, LocalSpec):
+        if policy.skips_missed:
             return range(run.round, self.version + 1) if run.round <= self.version else None
         merged = self._merged.get(run)
         if merged is None:
@@ -213,7 +212,8 @@ class RoundsMachine:
         policy = self._policy
         if not isinstance(policy, ParameterServerSpec) or policy.staleness == "unbounded":
             return False
-        return self.clock(branch) - self._slowest > policy.staleness
+        # With staleness 0, branches merge together, and the quorum decides which of them a round waits for.
+        return policy.staleness > 0 and self.clock(branch) - self._slowest > policy.staleness
 
     def handle(self, event: RoundEvent) -> list[RoundEffect]:
         """Process one event, and return the effects to carry out."""
@@ -243,7 +243,7 @@ class RoundsMachine:
             f"round {self.open_round} is open": not 1 <= run.round <= self.open_round,
             f"its weight is {contribution.weight}": not 0 < contribution.weight < inf,
             "it is a duplicate": self.has(run),
-            "it is late": is_late and isinstance(policy, LocalSpec) and policy.late == "drop",
+            "it is late": is_late and policy.drops_late,
         }
         return next((reason for reason, applies in refusals.items() if applies), "")
 

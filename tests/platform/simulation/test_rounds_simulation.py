@@ -165,10 +165,11 @@ def test_equal_arguments_give_equal_reports() -> None:
     assert simulated(job(), hours=2.0) != simulated(job(), hours=2.0, seed=1)
 
 
-def test_a_quorum_merges_without_branches_that_are_late() -> None:
-    whole = simulated(job(), 6, hours=24.0)
-    merged = simulated(job(quorum=2, grace_s=1.0), 6, hours=24.0)
-    dropped = simulated(job(quorum=2, grace_s=1.0, late="drop"), 6, hours=24.0)
+@pytest.mark.parametrize("kind", ["local", "parameter_server"])
+def test_a_quorum_merges_without_branches_that_are_late(kind: str) -> None:
+    whole = simulated(job(kind=kind), 6, hours=24.0)
+    merged = simulated(job(kind=kind, quorum=2, grace_s=1.0), 6, hours=24.0)
+    dropped = simulated(job(kind=kind, quorum=2, grace_s=1.0, late="drop"), 6, hours=24.0)
     for report in (merged, dropped):
         require_sums(report)
         assert report.missing_contributions > 0

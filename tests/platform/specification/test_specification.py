@@ -362,8 +362,15 @@ class TestRefused:
                 "training.synchronization.staleness: give a whole number from 0, or unbounded",
             ),
             (
-                {"synchronization": {"kind": "parameter_server", "branches": 2, "quorum": 1}},
-                "training.synchronization.quorum: unknown key 'quorum'",
+                {
+                    "synchronization": {
+                        "kind": "parameter_server",
+                        "branches": 2,
+                        "quorum": 1,
+                        "staleness": 1,
+                    }
+                },
+                "quorum 1 needs staleness 0: with staleness 1, each push is merged alone",
             ),
             (
                 {"steps": 20, "synchronization": {"kind": "local", "branches": 2}},

@@ -103,6 +103,15 @@ def test_all_kinds_are_listed() -> None:
         ({"kind": "gossip", "branches": 4, "graph": "star"}, "graph: must be"),
         ({"kind": "parameter_server", "branches": 4, "staleness": -1}, "staleness"),
         ({"kind": "parameter_server", "branches": 4, "staleness": "none"}, "staleness"),
+        (
+            {"kind": "parameter_server", "branches": 4, "staleness": 2, "quorum": 3},
+            "quorum 3 needs staleness 0: with staleness 2, each push is merged alone",
+        ),
+        (
+            {"kind": "parameter_server", "branches": 4, "staleness": "unbounded", "quorum": 3},
+            "quorum 3 needs staleness 0",
+        ),
+        ({"kind": "parameter_server", "branches": 4, "quorum": 5}, "quorum 5 is more than the 4 branches"),
         ({"kind": "elastic", "branches": 4, "servers": 2}, "unknown key 'servers'"),
     ],
 )
@@ -121,5 +130,6 @@ def test_a_preset_fills_what_is_not_given() -> None:
 
 
 def test_all_branches_are_needed_unless_a_quorum_is_given() -> None:
-    assert LocalSpec(branches=5).needed == 5
-    assert LocalSpec(branches=5, quorum=3).needed == 3
+    for kind in (LocalSpec, ParameterServerSpec):
+        assert kind(branches=5).needed == 5
+        assert kind(branches=5, quorum=3).needed == 3

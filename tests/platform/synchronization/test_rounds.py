@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -98,13 +99,44 @@ class TestOneRound:
         found = coefficients(only_record(machine.handle(contributed(2, 1))))
         assert found == {(1, 2): 0.2, (2, 0): 0.4, (2, 1): 0.4}
 
-    def test_a_late_contribution_can_be_dropped(self) -> None:
-        machine = RoundsMachine(local(quorum=2, grace_s=0.0, late="drop"), 5)
+    @pytest.mark.parametrize("kind", ["local", "parameter_server"])
+    def test_a_late_contribution_can_be_dropped(self, kind: str) -> None:
+        options = {"quorum": 2, "grace_s": 0.0, "late": "drop"}
+        spec = local(**options) if kind == "local" else ParameterServerSpec(branches=3, **options)
+        machine = RoundsMachine(spec, 5)
         machine.handle(contributed(1, 0))
         record = only_record(machine.handle(contributed(1, 1)))
         assert reason(machine.handle(contributed(1, 2))) == "it is late"
         machine.handle(MergeRecorded(record))
         assert reason(machine.handle(contributed(1, 2))) == "it is late"
+
+
+class TestSynchronousParameterServer:
+    def test_a_dead_worker_holds_the_others_no_longer_than_the_grace_period(self) -> None:
+        machine = RoundsMachine(ParameterServerSpec(branches=3, quorum=2, grace_s=10.0), 3)
+        for number in (1, 2, 3):
+            assert machine.handle(TimeRead(100.0 * number)) == []
+            machine.handle(contributed(number, 0))
+            assert machine.handle(contributed(number, 1)) == []
+            assert machine.handle(TimeRead(100.0 * number + 9.0)) == []
+            record = only_record(machine.handle(TimeRead(100.0 * number + 10.0)))
+            assert coefficients(record) == {(number, 0): 0.5, (number, 1): 0.5}
+            machine.handle(MergeRecorded(record))
+            assert machine.rounds_done == number
+            assert not machine.has_to_wait(0) or machine.is_over
+            assert machine.updates(BranchRun(number, 0)) == range(number, number + 1)
+        assert machine.is_over
+
+    def test_a_late_push_is_scaled_by_its_age_and_its_branch_skips_to_the_open_round(self) -> None:
+        machine = RoundsMachine(ParameterServerSpec(branches=3, quorum=2, grace_s=0.0), 5)
+        for number in (1, 2):
+            machine.handle(contributed(number, 0))
+            machine.handle(MergeRecorded(only_record(machine.handle(contributed(number, 1)))))
+        assert machine.handle(contributed(1, 2)) == []
+        assert machine.updates(BranchRun(1, 2)) == range(1, 3)
+        machine.handle(contributed(3, 0))
+        found = coefficients(only_record(machine.handle(contributed(3, 1))))
+        assert found == pytest.approx({(1, 2): 1 / 7, (3, 0): 3 / 7, (3, 1): 3 / 7})
 
 
 class TestBadContributions:
@@ -138,7 +170,13 @@ POLICIES: dict[str, dict[str, Any]] = {
     "local, late ones dropped": {"kind": "local", "grace_s": 5.0, "late": "drop"},
     "elastic": {"kind": "elastic", "grace_s": 5.0, "rate": 0.2},
     "gossip": {"kind": "gossip", "grace_s": 5.0},
-    "synchronous": {"kind": "parameter_server", "staleness": 0},
+    "synchronous": {"kind": "parameter_server", "staleness": 0, "grace_s": 5.0},
+    "synchronous, late ones dropped": {
+        "kind": "parameter_server",
+        "staleness": 0,
+        "grace_s": 5.0,
+        "late": "drop",
+    },
     "bounded": {"kind": "parameter_server", "staleness": 2},
     "unbounded": {"kind": "parameter_server", "staleness": "unbounded"},
 }
@@ -168,6 +206,8 @@ class World:
         """Contributions that branches have announced and for which they have no updates yet."""
         self.waiting: set[int] = set()
         """Branches that lost their islands and wait for others before they begin again."""
+        self.moving: set[int] = set()
+        """Branches that have saved their state, and begin again on an island that joined."""
         self.log: list[MergeRecord] = []
         self.pending: list[MergeRecord] = []
         self.ignored: list[BranchRun] = []
@@ -207,6 +247,28 @@ class World:
         for branch in list(self.waiting):
             self._begin_again(branch)
 
+    def join(self, branch: int) -> None:
+        """Let a branch move to an island that joined: it saves its state, in a round or while it waits for a merge."""
+        if self.trains[branch]:
+            self.trains[branch] = False
+            self.moving.add(branch)
+        elif branch in self.kept:
+            self._announce(branch)
+
+    def arrive(self) -> None:
+        """Let branches that move begin: with their state, or with the newest weights if it is for a merged round."""
+        for branch in list(self.moving):
+            if self.machine.is_over or self.machine.has_to_wait(branch):
+                continue
+            self.moving.remove(branch)
+            base = self.bases[branch]
+            if self.spec.skips_missed and base < self.machine.version:
+                self.machine.withdraw(branch)
+                self._begin(branch, self.machine.version)
+            else:
+                assert self.machine.last_round(branch) <= base + 1
+                self.trains[branch] = True
+
     def _begin(self, branch: int, version: int) -> None:
         self._check_staleness(branch)
         self.bases[branch], self.trains[branch] = version, True
@@ -214,7 +276,7 @@ class World:
 
     def _check_staleness(self, branch: int) -> None:
         spec = self.spec
-        if isinstance(spec, ParameterServerSpec) and spec.staleness != "unbounded":
+        if isinstance(spec, ParameterServerSpec) and spec.staleness != "unbounded" and spec.quorum is None:
             clocks = [sum(run.branch == each for run in self.merged) for each in range(spec.branches)]
             assert clocks[branch] - min(clocks) <= spec.staleness
 
@@ -223,6 +285,7 @@ class World:
         while self.pending and not self.has_ranges:  # the server merges before it handles the next event
             self.store()
         self.kept.pop(branch, None)
+        self.moving.discard(branch)
         self.machine.withdraw(branch)
         self.trains[branch] = False
         self.waiting.add(branch)
@@ -283,8 +346,8 @@ class World:
             assert record.version == self.machine.version + 1
             assert list(record.runs) == sorted(set(record.runs))
             assert not set(record.runs) & set(self.merged)
-            is_local = isinstance(self.spec, LocalSpec)
-            there = {run.branch for run in record.runs if run.round == record.version or not is_local}
+            skips = self.spec.skips_missed
+            there = {run.branch for run in record.runs if run.round == record.version or not skips}
             assert len(there) >= self.spec.needed
             factors = [term.coefficient for term in record.terms]
             if isinstance(self.spec, ElasticSpec):
@@ -298,13 +361,15 @@ class World:
 
     def finish(self) -> None:
         """End the job without the branches that it does not need, whatever happened before."""
-        needed = self.spec.branches if isinstance(self.spec, ParameterServerSpec) else self.spec.needed
+        needed = self.spec.branches if self.spec.merges_apart else self.spec.needed
+        self.arrive()
         for _ in range(3 * self.rounds * self.spec.branches + 3):
             for branch in range(needed):
                 self.contribute(branch)
             self.wait(self.spec.patience_s)
             if self.pending:
                 self.store()
+            self.arrive()
         assert self.machine.is_over
 
 
@@ -326,6 +391,8 @@ MOMENTS = [
     "wait",
     "store",
     "lose",
+    "join",
+    "arrive",
     "restart",
     "restart after the commit",
     "lose a range",
@@ -356,12 +423,12 @@ def check_schedule(name: str, data: st.DataObject) -> None:
     """Play a drawn schedule with a policy."""
     branches = data.draw(st.integers(2, 4))
     options = {}
-    if POLICIES[name]["kind"] != "parameter_server":
+    if POLICIES[name].get("staleness", 0) == 0:
         options["quorum"] = data.draw(st.none() | st.integers(1, branches))
     has_ranges = POLICIES[name]["kind"] in ("local", "parameter_server") and data.draw(st.booleans())
     world = World(policy(name, branches, **options), rounds=4, has_ranges=has_ranges)
     play(world, data.draw(st.lists(st.sampled_from(MOMENTS), min_size=10, max_size=60)), data.draw)
-    if isinstance(world.spec, ParameterServerSpec):
+    if isinstance(world.spec, ParameterServerSpec) and world.spec.quorum is None:
         # Each branch pushes each of its rounds exactly once, and none is ignored.
         clocks = Counter(run.branch for run in world.merged)
         assert set(clocks.values()) == {world.rounds}
@@ -372,11 +439,14 @@ def check_schedule(name: str, data: st.DataObject) -> None:
 
 def play(world: World, moments: list[str], draw: Callable[[st.SearchStrategy[Any]], Any]) -> None:
     """Play a schedule with a loss at any point, and then end the job."""
-    branches = world.spec.branches
+    of_a_branch = {"contribute": world.contribute, "lose": world.lose, "join": world.join}
+    of_all = {
+        "arrive": world.arrive,
+        "restart": partial(world.restart, is_stored=False),
+        "restart after the commit": partial(world.restart, is_stored=True),
+    }
     for moment in moments:
         match moment:
-            case "contribute":
-                world.contribute(draw(st.integers(0, branches - 1)))
             case "repeat" if world.merged:
                 world.repeat(draw(st.sampled_from(world.merged)))
                 if world.ignored:
@@ -385,14 +455,12 @@ def play(world: World, moments: list[str], draw: Callable[[st.SearchStrategy[Any
                 world.wait(draw(st.floats(0, 10)))
             case "store" if world.pending:
                 world.store()
-            case "lose":
-                world.lose(draw(st.integers(0, branches - 1)))
-            case "restart":
-                world.restart(is_stored=False)
-            case "restart after the commit":
-                world.restart(is_stored=True)
             case "lose a range" if world.has_ranges:
                 world.lose_range()
+            case _ if moment in of_a_branch:
+                of_a_branch[moment](draw(st.integers(0, world.spec.branches - 1)))
+            case _ if moment in of_all:
+                of_all[moment]()
     if world.pending:
         world.store()
     world.finish()

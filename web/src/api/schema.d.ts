@@ -8298,6 +8298,12 @@ export interface components {
              */
             every: number;
             /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
              * Inner State
              * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
              * @default keep
@@ -8309,6 +8315,18 @@ export interface components {
              * @enum {string}
              */
             kind: "parameter_server";
+            /**
+             * Late
+             * @description Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it.
+             * @default merge
+             * @enum {string}
+             */
+            late: "merge" | "drop";
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             */
+            quorum?: number | null;
             /**
              * Machines that merge
              * @description Machines of the job that each merge a part of the weights; 0: the server merges all; auto: if it is faster.
@@ -8339,6 +8357,12 @@ export interface components {
              */
             every: number;
             /**
+             * Grace period (s)
+             * @description Seconds that a round waits for the other branches when it has a quorum.
+             * @default 60
+             */
+            grace_s: number;
+            /**
              * Inner State
              * @description Keep the state of each branch's optimizer from round to round, or reset it at the start of each round.
              * @default keep
@@ -8350,6 +8374,19 @@ export interface components {
              * @enum {string}
              */
             kind: "parameter_server";
+            /**
+             * Late
+             * @description Merge the result of a branch that missed its round in the next round, scaled by its age; or drop it.
+             * @default merge
+             * @enum {string}
+             */
+            late: "merge" | "drop";
+            /**
+             * Quorum
+             * @description Branches without which a round cannot end; null: all, so that no branch is ever dropped from a round.
+             * @default null
+             */
+            quorum: number | null;
             /**
              * Machines that merge
              * @description Machines of the job that each merge a part of the weights; 0: the server merges all; auto: if it is faster.

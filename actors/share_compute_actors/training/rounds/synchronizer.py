@@ -39,7 +39,6 @@ from share_compute.models.storage.checkpoints import STATE
 from share_compute.planning.branches import BranchPlace, island_topology, place_branches
 from share_compute.quantities import listed
 from share_compute.specification.boundaries import FixedBoundaryCompressionSpec
-from share_compute.specification.synchronization import LocalSpec
 from share_compute.synchronization.aggregator import folder_bytes, payload_bytes
 from share_compute.synchronization.aggregators import aggregator_of
 from share_compute.synchronization.records import BranchRun, Contribution, MergeRecord
@@ -263,10 +262,10 @@ class Synchronizer:
     def _steps(self, number: int) -> int:
         """Return the number of steps of a branch that the merged weights include.
 
-        Branches of local steps continue with the common weights, so a late one skips the steps that it missed.
+        Branches that merge together continue with the common weights, so a late one skips the steps that it missed.
         """
-        steps, is_local = self._assignment.spec.training.steps, isinstance(self._policy, LocalSpec)
-        rounds = self._machine.version if is_local else self._machine.clock(number)
+        steps, skips_missed = self._assignment.spec.training.steps, self._policy.skips_missed
+        rounds = self._machine.version if skips_missed else self._machine.clock(number)
         return steps if self._machine.is_over else self._policy.steps_after(rounds, steps)
 
     # -- training ----------------------------------------------------------------------------------------------------

@@ -454,10 +454,11 @@ def test_more_branches_than_samples_are_refused(
     assert "training.synchronization.branches 64 is more than the" in events[-1].reason
 
 
+@pytest.mark.parametrize("kind", ["local", pytest.param("parameter_server", marks=pytest.mark.thorough)])
 def test_a_quorum_does_not_wait_for_a_slow_branch(
-    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path
+    attempt: Attempt, topology: Topology, nodes: list[Any], licence: Path, tmp_path: Path, kind: str
 ) -> None:
-    document = job(licence, {"quorum": 1, "grace_s": 0.0, "every": 2}, steps=20)
+    document = job(licence, {"kind": kind, "quorum": 1, "grace_s": 0.0, "every": 2}, steps=20)
     stopped: list[int] = []
 
     def stop(event: AttemptEvent, _coordinator: Any) -> None:
