@@ -11,8 +11,8 @@ from share_compute.files.plain_text import PlainText
 from share_compute.files.strict import StrictModel
 from share_compute.labels import Labels
 from share_compute.lifecycle.states import ContributorState
+from share_compute.lifecycle.work import NO_WORK, WorkSums
 from share_compute.rate_limit import LEAST_BYTES_PER_S
-from share_compute.store.records import NO_WORK, WorkSums
 from share_compute.topology import MOST_DEVICES
 from share_compute_api.schemas.bodies import MOMENT, ResponseBody, Versions, example
 from share_compute_api.schemas.utilization import Utilization

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from share_compute.store.records import BusyRecord, ContributorRecord, HeldRecord, MachineSummaryRecord
+from share_compute.lifecycle.work import BusyRecord
+from share_compute.store.records import ContributorRecord, HeldRecord, MachineSummaryRecord
 from share_compute_api.schemas.bodies import ResponseBody
 from share_compute_api.schemas.utilization import UtilizationSample
 

@@ -174,7 +174,7 @@ class SignCodec(RowCodec):
 
 def _is_finite(values: Tensor) -> bool:
     if values.dtype == torch.bfloat16:
-        # Integers are faster. Of each sign, the numbers with the largest bits are those that are not finite.
+        # Integers are faster. The numbers with the largest bits of each sign are not finite.
         bits = values.view(torch.int16).numpy()
         return bool(bits.max() < 0x7F80 and bits.view(np.uint16).max() < 0xFF80)
     return is_finite(values)

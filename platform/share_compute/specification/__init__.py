@@ -36,7 +36,7 @@ from share_compute.specification.data import (
     TableSpec,
     TokenizerSpec,
 )
-from share_compute.specification.job import ParallelismSpec, TrainJob
+from share_compute.specification.job import TrainJob
 from share_compute.specification.kinds.drawing import settings_of, trial_job
 from share_compute.specification.kinds.parsing import (
     AnyJob,
@@ -61,6 +61,7 @@ from share_compute.specification.optimization import (
     ScheduleSpec,
 )
 from share_compute.specification.paths import Named, upload_path, with_paths
+from share_compute.specification.placement.parallelism import ParallelismSpec
 from share_compute.specification.replicas import Replicas, ReplicasSpec, read_replicas
 from share_compute.specification.serve import (
     NAME_PATTERN,

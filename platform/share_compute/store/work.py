@@ -19,9 +19,15 @@ from sqlalchemy import ColumnElement, and_, func, insert, or_, select
 from sqlalchemy.orm import Session
 
 from share_compute.lifecycle.states import GONE
+from share_compute.lifecycle.work import (
+    NO_WORK,
+    BusyRecord,
+    WorkPeriodRecord,
+    WorkRecord,
+    WorkSums,
+)
 from share_compute.store.database.database import HAS_EVENTS, Database
 from share_compute.store.database.tables import ContributorRow, DeploymentRow, EventRow
-from share_compute.store.records import NO_WORK, BusyRecord, WorkPeriodRecord, WorkRecord, WorkSums
 
 KIND = "work"
 FREE: dict[str, Any] = {"job": None, "deployment": None}

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from share_compute.lifecycle.states import ContributorState, JobState
-from share_compute.store.records import WorkSums
+from share_compute.lifecycle.work import WorkSums
 from share_compute_api.agent.agent import AgentStatus
 from share_compute_api.app.server import Running
 from share_compute_api.cli.contributor.showing import ChangeLines, JsonLines, agent_table

@@ -13,7 +13,7 @@ from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.output import console, duration
 
 if TYPE_CHECKING:
-    from share_compute.store.records import WorkSums
+    from share_compute.lifecycle.work import WorkSums
     from share_compute_api.agent.agent import AgentStatus
     from share_compute_api.schemas.agents import ContributorWork
     from share_compute_api.schemas.utilization import Utilization

@@ -10,8 +10,8 @@ from fastapi.concurrency import run_in_threadpool
 
 from share_compute.errors import Conflict, Unavailable
 from share_compute.lifecycle.states import GONE, ContributorState
+from share_compute.lifecycle.work import WorkRecord
 from share_compute.store import ContributorRecord
-from share_compute.store.records import WorkRecord
 from share_compute_actors.machine.head import invalidate_token
 from share_compute_api.schemas.bodies import ContributorList, EventPage
 from share_compute_api.schemas.cluster import BusyHistory, ContributorView
