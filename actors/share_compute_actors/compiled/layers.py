@@ -161,7 +161,7 @@ def require_compiler(name: str, device: DeviceKind) -> None:
         raise CompilerFailed(f"{name} computes on a GPU, and only CPUs use compiled code", machine=name)
     found = check_compiler()
     if found.state != "ok":
-        raise CompilerFailed(f"{name}: {found.text}", hint=found.hint, machine=name)
+        raise CompilerFailed(f"{name} cannot compile: {found.text}", hint=found.hint, machine=name)
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

@@ -308,7 +308,7 @@ class Assembly:
             self._group.load(placement)
             if not self._computation.is_chosen:
                 self._status.set_state(DeploymentState.loading, "compiled code is measured beside eager code")
-                self._computation.propose(workers)
+                self._computation.propose(workers, placement.concurrent)
                 self._status.propose(self._computation.proposal)
                 return
             limits = limits_of(

@@ -87,14 +87,17 @@ class StageCompiler:
         """The stage of `_compiled`."""
         self._has_compiler = False
 
-    def compare(self, stage: EngineStage) -> CompiledTimes:
+    def compare(self, stage: EngineStage, concurrent: int) -> CompiledTimes:
         """Compile a sealed stage, and return the times of an engine step with eager and with compiled code.
 
         Raises:
             CompilerFailed: the stage cannot be compiled, or computes other numbers.
         """
         compiled = self._prepared(stage)
-        return compiled.compare(_dry_runs(stage, [self._setup.measured, *self._cases[1:]]))
+        sequences, past = self._setup.measured.sequences, self._setup.measured.past_tokens
+        # There is memory for `concurrent` sequences. The number of tokens stays, because it decides the compiled code.
+        measured = ServingCase(sequences, max(1, past * min(concurrent, sequences) // sequences))
+        return compiled.compare(_dry_runs(stage, [measured, *self._cases[1:]]))
 
     def compile(self, stage: EngineStage) -> None:
         """Let a sealed stage compute with compiled code.
@@ -106,12 +109,11 @@ class StageCompiler:
         compiled.warm_up(_dry_runs(stage, self._cases))
 
     def switch_off(self) -> None:
-        """Let the present stage compute eagerly."""
-        if self._compiled is not None:
-            self._compiled.is_on = False
+        """Let the present stage compute eagerly, and free its compiled code, which would keep the shard in memory."""
+        self.drop()
 
     def drop(self) -> None:
-        """Free the compiled code of the present stage, which must not compute afterwards."""
+        """Free the compiled code of the present stage, which is eager afterwards."""
         if self._compiled is not None:
             self._compiled.release()
         self._compiled = self._stage = None

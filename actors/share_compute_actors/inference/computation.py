@@ -41,7 +41,7 @@ class ComputationChooser:
             self.is_chosen, self.proposal = True, None
             self._group.is_compiled = stored.is_compiled
 
-    def propose(self, workers: Collection[Worker]) -> None:
+    def propose(self, workers: Collection[Worker], concurrent: int) -> None:
         """Measure compiled and eager code on some members that have loaded their shards, unless there is a proposal.
 
         Raises:
@@ -51,9 +51,9 @@ class ComputationChooser:
         if self.proposal is not None:
             return
         try:
-            times = self._group.compare_compiled(workers)
+            times = self._group.compare_compiled(workers, concurrent)
         except CompilerFailed as failure:
-            self.proposal = Computation(is_compiled=False, sentence=f"eager: {failure.message}")
+            self.proposal = Computation(is_compiled=False, sentence=f"eager, because {failure.message}")
         else:
             # A token passes all stages one after the other; many sequences keep the slowest stage busy.
             total = sum if self._spec.objective == "latency" else max

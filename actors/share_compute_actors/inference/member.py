@@ -153,7 +153,7 @@ class ServingMember(LinkedMember):
 
     @ray.method(concurrency_group="orders")
     @answers(COMPILED_TIMES)
-    def compare_compiled(self) -> CompiledTimes:
+    def compare_compiled(self, concurrent: int) -> CompiledTimes:
         """Compile the shard, and return the times of an engine step with eager and with compiled code.
 
         Raises:
@@ -163,7 +163,7 @@ class ServingMember(LinkedMember):
 
         compiler, engine = self._compiler(is_used=True), self._engine
         assert compiler is not None
-        return engine.order(lambda: compiler.compare(seal_now(engine)))
+        return engine.order(lambda: compiler.compare(seal_now(engine), concurrent))
 
     def _compiler(self, *, is_used: bool) -> StageCompiler | None:
         """Return the compiler of the shard; None, and let the shard compute eagerly, unless ``is_used``."""

@@ -258,7 +258,7 @@ class ServingGroup(WorkerGroup):
         finally:
             self.detector.are_loading = False
 
-    def compare_compiled(self, workers: Collection[Worker]) -> list[CompiledTimes]:
+    def compare_compiled(self, workers: Collection[Worker], concurrent: int) -> list[CompiledTimes]:
         """Make members compile their shards, and return the times of eager and compiled code.
 
         Raises:
@@ -268,7 +268,7 @@ class ServingGroup(WorkerGroup):
         """
         self.detector.are_loading = True
         try:
-            calls = {worker: self._actors[worker].compare_compiled.remote() for worker in workers}
+            calls = {worker: self._actors[worker].compare_compiled.remote(concurrent) for worker in workers}
             return list(self.gather(COMPILED_TIMES, calls).values())
         finally:
             self.detector.are_loading = False

@@ -103,8 +103,7 @@ def check_clock(skew_s: float, most_s: float = MOST_CLOCK_SKEW_S) -> CheckResult
         skew_s: time of this machine's clock minus time of the server's clock, in seconds.
         most_s: largest allowed difference, in seconds.
     """
-    ahead = "ahead of" if skew_s > 0 else "behind"
-    text = f"this clock is {abs(skew_s):.1f} s {ahead} the server's"
+    text = f"this clock is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
     if abs(skew_s) <= most_s:
         return CheckResult("clock", "ok", text)
     hint = "set both clocks by NTP, e.g. timedatectl set-ntp true"

@@ -63,6 +63,8 @@ from share_compute_api.schemas.rounds import RoundsView
 from share_compute_api.schemas.sweeps import SweepView
 from share_compute_api.schemas.utilization import ClusterUtilization
 
+_SUBMIT_TIMEOUT_S = 300.0
+"""Timeout for a submission, in seconds: the server may build the model in an isolated process to check it."""
 _PLAN_TIMEOUT_S = 300.0
 """Timeout for a plan, in seconds; longer than the server's own limit of 240 s."""
 _EXPORT_TIMEOUT_S = 3600.0
@@ -128,7 +130,9 @@ class ApiRequests:
         """
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         content, content_type = job_body(job)
-        return call(JobRecord, "POST", "/jobs", headers=headers | content_type, **content)
+        return call(
+            JobRecord, "POST", "/jobs", headers=headers | content_type, timeout=_SUBMIT_TIMEOUT_S, **content
+        )
 
     @request
     def job(self, job_id: str) -> ApiCall[JobRecord]:
@@ -234,7 +238,7 @@ class ApiRequests:
             Conflict: a deployment with this name is up.
         """
         body = deployment.model_dump(mode="json") if isinstance(deployment, ServeJob) else deployment
-        return call(DeploymentView, "POST", "/deployments", json=body)
+        return call(DeploymentView, "POST", "/deployments", json=body, timeout=_SUBMIT_TIMEOUT_S)
 
     @request
     def deployments(

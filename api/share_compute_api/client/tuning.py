@@ -93,7 +93,7 @@ def present_settings(job: TrainJob) -> TunedSettings:
 
 
 def fixed_settings(job: TrainJob) -> dict[Tuned, str]:
-    """Return {setting: reason} of the settings that cannot be changed without changing what the job learns."""
+    """Return {setting: reason} of the settings that tune does not change."""
     found: dict[Tuned, str] = {}
     norms = [layer.type for layer in every_module(job.model.layers or ()) if layer.type in BATCH_NORMS]
     if norms:
@@ -174,8 +174,8 @@ def _with(settings: TunedSettings, name: Tuned, value: int) -> TunedSettings:
 
 
 def faster(best: TuningRun, run: TuningRun) -> TuningRun:
-    """Return the faster one of two runs; ``best`` if the difference is within the noise, or if ``run`` fell back."""
-    if run.fell_back:
+    """Return the faster one of two runs; ``best`` if the difference is noise, or if only ``run`` fell back."""
+    if run.fell_back and not best.fell_back:
         return best
     if run.step_s is None or best.step_s is None:
         return best if run.step_s is None else run
@@ -227,7 +227,7 @@ class TuningJobs:
 
     def measure(self, settings: TunedSettings) -> TuningRun:
         """Run the job with these settings, and return its step time."""
-        self._note(f"measuring {settings_text(settings)}")
+        self._note(settings_text(settings))
         try:
             spec = parse_job(settings.document(self._source))
             job = self._send(lambda: self._client.submit(spec))
@@ -277,7 +277,10 @@ def short_job(job: TrainJob, steps: int) -> dict[str, Any]:
 
 
 def settings_text(settings: TunedSettings) -> str:
-    """Return settings as one line."""
-    microbatches = "the planner's" if settings.microbatches is None else settings.microbatches
-    threads = "all" if settings.threads is None else settings.threads
-    return f"{microbatches} microbatches, {threads} threads, {settings.precision}, compile {settings.compile}"
+    """Return the progress line of a run with these settings."""
+    microbatches = "as planned" if settings.microbatches is None else settings.microbatches
+    threads = "as lent" if settings.threads is None else settings.threads
+    return (
+        f"the job is measured with microbatches {microbatches}, threads {threads}, {settings.precision}, "
+        f"compile {settings.compile}"
+    )

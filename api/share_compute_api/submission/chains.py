@@ -97,7 +97,11 @@ class LinkStarter:
             problem = "was revoked" if key is None else "lost the scope submit"
             raise MissingScope(
                 f"the API key that submitted the job {problem}",
-                hint=f"an admin can {'serve' if name == 'serve' else 'answer the rows with'} the result",
+                hint=(
+                    "an admin can serve the result"
+                    if name == "serve"
+                    else "an admin can answer the rows with the result"
+                ),
                 job=job.id,
             )
 

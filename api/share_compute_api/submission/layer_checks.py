@@ -45,8 +45,10 @@ def check_parallelism(spec: TrainJob, config: Mapping[str, Any], processes: Asks
         UserError: it cannot; the error names the field.
     """
     if spec.parallelism.needs_a_check and spec.model.layers is None:
+        # Without what does not change the layers, so that a form asks once although these are edited.
+        job = spec.model_copy(update={"name": "train", "tags": (), "group": None, "report": ()})
         with _naming_field():
-            processes.ask(CheckParallelism(job=spec, config=dict(config)))
+            processes.ask(CheckParallelism(job=job, config=dict(config)))
 
 
 @contextmanager

@@ -44,7 +44,7 @@ class CheckedCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments, and refuse empty ones."""
-        is_suspect = "" in args
+        is_suspect = any(one == "" or (one.startswith("--") and one.endswith("=")) for one in args)
         rest = super().parse_args(ctx, args)
         parameter: Any
         for parameter in self.params if is_suspect else ():

@@ -26,6 +26,8 @@ _FLOPS_PER_S, _MEMORY_BYTES_PER_S = 5e10, 1e10
 """Assumed speed of a rank. All members of a job must have the same plan, so that they compute the same bits."""
 _LINK_BYTES_PER_S, _LINK_LATENCY_S = 2e9, 1e-6
 """Assumed link between ranks. Its latency is low, since a job that asks for several ranks wants its layers divided."""
+_MOST_TOKENS = 2**16
+"""Most tokens with which a layer is traced for a check before the job has a plan."""
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call to a layer."""
 
@@ -126,10 +128,11 @@ def _require_divided(blueprint: Blueprint, spec: TrainJob) -> None:
     """Raise UserError if the ranks of ``parallelism.tensor`` can divide no layer of a Hugging Face model."""
     training, ranks, layers = spec.training, spec.parallelism.tensor, 0
     first: tuple[int, str] | None = None
+    rows = training.batch_size // (training.microbatches or 1)
+    # The planner has not chosen the microbatches yet, and hidden states of a whole batch may exceed this memory.
+    rows = min(rows, max(1, _MOST_TOKENS // training.sequence_length))
     try:
-        for layer, call, places in layer_calls(
-            blueprint, training.batch_size // (training.microbatches or 1), training.sequence_length
-        ):
+        for layer, call, places in layer_calls(blueprint, rows, training.sequence_length):
             found = planned(layer, call, ranks, spec.parallelism.operators)
             if isinstance(found, PlannedLayer):
                 return

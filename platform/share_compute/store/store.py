@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from share_compute.errors import Fenced, ShareComputeError
+from share_compute.errors import Fenced
 from share_compute.store.cluster import ClusterRows
 from share_compute.store.contributors import Contributors
 from share_compute.store.database.database import Database
@@ -124,10 +124,11 @@ class Store:
 
     def close(self) -> None:
         """Write the last heartbeats, close all connections, and release the database if it is held."""
-        try:
-            self.heartbeats.write()
-        except ShareComputeError as failure:
-            _log.warning("the last heartbeats were not written: %s", failure.message)
+        if self.fenced is None:
+            try:
+                self.heartbeats.write()
+            except Exception as failure:  # noqa: BLE001 - the lock is released in any case
+                _log.warning("the last heartbeats were not written: %s", failure)
         if self._watchdog is not None:
             self._watchdog.close()
             self._watchdog = None

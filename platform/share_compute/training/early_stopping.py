@@ -59,8 +59,10 @@ class EarlyStopping:
         metric = named(self.spec.figure)
         if self.best is None:
             return f"no validation has a value of {metric}"
-        direction = "risen above" if self.spec.metric in RISING else "fallen below"
-        return f"{metric} has not {direction} {self.best:.4f} (step {self.best_step}) in {self.worse} validations"
+        return (
+            f"{metric} has not {'risen above' if self.spec.metric in RISING else 'fallen below'} {self.best:.4f} "
+            f"(step {self.best_step}) in {self.worse} validations"
+        )
 
 
 def reaches(target: TargetSpec, figures: Mapping[str, float]) -> bool:

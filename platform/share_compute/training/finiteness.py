@@ -32,9 +32,9 @@ class NonFiniteValue:
 
     def error(self, step: int) -> UserError:
         """Return the error that the submitter gets."""
-        what = "the output of" if self.way == "forward" else "the gradient at"
         return UserError(
-            f"numbers are not finite at step {step}: first {what} {self.name} (microbatch {self.microbatch})",
+            f"numbers are not finite at step {step}: first {'output of' if self.way == 'forward' else 'gradient at'} "
+            f"{self.name} (microbatch {self.microbatch})",
             step=step,
             hint="lower the learning rate, clip gradients (training.max_gradient_norm), or look at the data",
         )

@@ -35,7 +35,7 @@ class Members:
         self.is_compiled = False
         self.num_asked = 0
 
-    def compare_compiled(self, workers: Sequence[str]) -> list[CompiledTimes]:
+    def compare_compiled(self, workers: Sequence[str], concurrent: int) -> list[CompiledTimes]:  # noqa: ARG002
         self.num_asked += 1
         if self._failure:
             raise CompilerFailed(self._failure)
@@ -62,13 +62,13 @@ def test_a_deployment_computes_as_its_objective_suits(
 ) -> None:
     members: Any = Members(*times)
     chooser = ComputationChooser(spec_of(mode, objective=objective), None, members)
-    chooser.propose([str(place) for place in range(len(times))])
+    chooser.propose([str(place) for place in range(len(times))], 4)
     proposal = chooser.proposal
     assert proposal is not None
     assert proposal.is_compiled is is_compiled
-    assert proposal.sentence.startswith("compiled: " if is_compiled else "eager: ")
+    assert proposal.sentence.startswith("compiled: " if is_compiled else "eager")
     assert (chooser.is_chosen, members.is_compiled) == (False, False)  # nothing is stored yet
-    chooser.propose(["0"])
+    chooser.propose(["0"], 4)
     assert members.num_asked == 1
     chooser.follow(proposal)
     assert (chooser.is_chosen, members.is_compiled, chooser.proposal) == (True, is_compiled, None)
@@ -77,7 +77,7 @@ def test_a_deployment_computes_as_its_objective_suits(
 def test_a_replica_follows_the_stored_choice_against_its_own() -> None:
     members: Any = Members((1.0, 2.0))
     chooser = ComputationChooser(spec_of("auto"), None, members)
-    chooser.propose(["0"])
+    chooser.propose(["0"], 4)
     chooser.follow(Computation(is_compiled=True, gain=1.5, sentence="compiled"))
     assert members.is_compiled
     chooser.follow(Computation(is_compiled=False, sentence="eager"))  # a repeated message changes nothing
@@ -94,8 +94,8 @@ def test_a_known_choice_is_not_measured_again() -> None:
 def test_without_a_compiler_the_deployment_is_eager() -> None:
     members: Any = Members(failure="ada: no C++ compiler")
     chooser = ComputationChooser(spec_of("on"), None, members)
-    chooser.propose(["0"])
-    assert chooser.proposal == Computation(is_compiled=False, sentence="eager: ada: no C++ compiler")
+    chooser.propose(["0"], 4)
+    assert chooser.proposal == Computation(is_compiled=False, sentence="eager, because ada: no C++ compiler")
 
 
 def stage_of(model_type: str, *, quantizes: bool = False, **wider: Any) -> ServingStage:
@@ -144,7 +144,7 @@ def test_compiled_layers_give_the_same_bits_each_time_and_compile_no_engine_step
     eager = texts(stage)
     compiler = StageCompiler(SETUP)
     with torch.inference_mode():
-        times = compiler.compare(stage)
+        times = compiler.compare(stage, 3)
     assert times.warm_up_s > 0
     graphs = counters["stats"]["unique_graphs"]
     assert graphs

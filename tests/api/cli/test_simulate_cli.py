@@ -115,7 +115,7 @@ def test_machines_that_the_job_avoids_are_left_out(tmp_path: Path) -> None:
     [
         (("--mtbf", "soon"), "is not a time"),
         (("--mtbf", "0h"), "more than 0"),
-        (("--hours", "0"), "more than 0"),
+        (("--hours", "0"), "--hours: must be at least 0.001"),
         (("--fleet", "home", "--topology", "a.yaml"), "exclude each other"),
         (("--machines", "7", "--topology", "a.yaml"), "exclude each other"),
         (("--back-after", "1h"), "--back-after without --mtbf"),

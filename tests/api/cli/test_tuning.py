@@ -173,7 +173,10 @@ def test_a_run_waits_until_the_model_is_fetched(
     jobs = TuningJobs(cast("Client", Server()), job(digits), 12, lines.append, send)
     run = jobs.measure(TunedSettings(2, None, "float32"))
     assert (run.step_s, run.problem) == (None, "too large")
-    assert lines == ["measuring 2 microbatches, all threads, float32, compile off", "1 of 2 GiB"]
+    assert lines == [
+        "the job is measured with microbatches 2, threads as lent, float32, compile off",
+        "1 of 2 GiB",
+    ]
 
 
 @pytest.fixture
@@ -232,10 +235,10 @@ def test_the_command_writes_the_fastest_settings(
     file.write_text(yaml.safe_dump(digits))
     done = run("tune", str(file), "--output", str(output), COLUMNS="80")
     assert done.returncode == 0, done.stderr
-    assert "training.precision: float32 -> bfloat16. Layers compute with fewer digits" in done.stdout
-    assert "training.compile: off -> on. Compiled and eager code round differently" in done.stdout
+    assert "training.precision changes from float32 to bfloat16: layers compute with fewer digits" in done.stdout
+    assert "training.compile changes from off to on: compiled and eager code round differently" in done.stdout
     assert "run 3 take 25% of the time of run 1" in done.stdout
-    assert "Run 3: compiled: 2.00 times as fast." in done.stdout
+    assert "Computation of run 3: compiled: 2.00 times as fast." in done.stdout
     assert "measuring" in done.stderr
     written = parse_job(output.read_text())
     assert (written.training.precision, written.training.compile) == ("bfloat16", "on")

@@ -65,6 +65,7 @@ def wrong(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (["show", ""], "error: JOB is empty", "share-compute show --help"),
         (["compare", "job-1", ""], "error: JOB is empty", "share-compute compare --help"),
         (["up", "--data-folder", ""], "error: --data-folder is empty", "share-compute up --help"),
+        (["up", "--data-folder="], "error: --data-folder is empty", "share-compute up --help"),
         (["submit", "lost.yaml"], "error: lost.yaml does not exist$", "check the name"),
         (
             ["submit", "jobs.yaml"],

@@ -66,7 +66,7 @@ def test_the_module_is_named_whose_output_is_not(name: str, stage: int) -> None:
     assert cause is not None
     assert (cause.way, cause.stage, cause.microbatch, cause.name) == ("forward", stage, 3, name)
     error = cause.error(5)
-    assert error.message == f"numbers are not finite at step 5: first the output of {name} (microbatch 3)"
+    assert error.message == f"numbers are not finite at step 5: first output of {name} (microbatch 3)"
     assert error.hint
 
 

@@ -57,7 +57,7 @@ def give_up_compiling(
         step_log: the step log, claimed by the attempt.
         report: receives the choice.
     """
-    sentence = f"eager: {failure.message}"
+    sentence = f"eager, because {failure.message}"
     if step_log.is_compiled:
         sentence = (
             "eager from the last checkpoint on, so the weights will differ in the last bits from those of compiled "

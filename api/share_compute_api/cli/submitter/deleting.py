@@ -73,5 +73,5 @@ def prune(
     empty = "No data is past its retention time. `share-compute config` shows the settings keep_..._days."
     print_table(("what", "job", "name", "rows", "files"), rows, empty=empty)
     if report.pruned:
-        done = "would be deleted" if report.dry_run else "deleted"
-        console.print(f"{bytes_text(report.size_bytes)} of files {done}")
+        size = bytes_text(report.size_bytes)
+        console.print(f"{size} of files would be deleted" if report.dry_run else f"{size} of files deleted")

@@ -149,7 +149,9 @@ def _print(
     print_table((*columns, "reason") if has_failed else columns, rows, empty="")
     for number, run in enumerate(runs, 1):
         if run.computation is not None:
-            console.print(f"Run {number}: {escape(run.computation)}.", style="dim", soft_wrap=True)
+            console.print(
+                f"Computation of run {number}: {escape(run.computation)}.", style="dim", soft_wrap=True
+            )
     first_s, best_s = runs[0].step_s or 0.0, best.step_s or 0.0
     if not changes:
         console.print("The present settings are the fastest ones that were measured.")
@@ -159,7 +161,7 @@ def _print(
         )
     for name, (old, new) in changes.items():
         before = "not given" if old is None else old
-        console.print(f"  {FIELDS[name]}: {before} -> {new}. {NUMERICS[name].capitalize()}.", soft_wrap=True)
+        console.print(f"  {FIELDS[name]} changes from {before} to {new}: {NUMERICS[name]}.", soft_wrap=True)
     for name, reason in fixed.items():
         console.print(f"  {FIELDS[name]} is kept: {reason}.", style="dim", soft_wrap=True)
 

@@ -59,9 +59,9 @@ def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Sh
     ]
     if not others or not processors or not _uses_cpu(record):
         return Share(record.lent_threads, 0)
-    part = max(1, processors // (len(others) + 1))
-    threads = min(record.lent_threads, part)
-    wanted = sum(min(one.lent_threads, part) for one in others)
+    part = max(1, processors // (record.lent_devices + sum(one.lent_devices for one in others)))
+    threads = min(record.lent_threads, part * record.lent_devices)
+    wanted = sum(min(one.lent_threads, part * one.lent_devices) for one in others)
     return Share(threads, max(0, min(wanted, processors - threads)))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import hashlib
 import logging
 import signal
 import threading
@@ -149,7 +150,7 @@ class IsolatedProcesses:
 
     def _remembered(self, question: Question[Result]) -> Result:
         """Return the answer to a question that needs torch; equal questions are asked once, as forms repeat them."""
-        key = (type(question).__name__, question.model_dump_json())
+        key = (type(question).__name__, hashlib.sha256(question.model_dump_json().encode()).hexdigest())
         with self._lock:
             known = self._known.get(key)
         if known is None:
@@ -158,7 +159,7 @@ class IsolatedProcesses:
             except UserError as failure:
                 if "code" in failure.details:  # a limit was reached
                     raise
-                known = failure
+                known = copy.copy(failure)  # without the traceback, whose frames hold the question
             with self._lock:
                 self._known[key] = known
                 if len(self._known) > _MOST_KNOWN:
@@ -214,8 +215,12 @@ class IsolatedProcesses:
 
     def _dispatch(self) -> None:
         while self._idle and (pending := self._turns.take()) is not None:
-            # Prefer a runner that has already loaded the tokenizer.
-            runner = next((one for one in self._idle if one.knows(pending.question)), self._idle[0])
+            # Prefer a runner that has already loaded the tokenizer. A process with torch replaces the runner's process.
+            needs_torch = pending.question.needs_torch
+            suits = (
+                one for one in self._idle if (one.pid is None if needs_torch else one.knows(pending.question))
+            )
+            runner = next(suits, self._idle[0])
             self._idle.remove(runner)
             runner.give(pending)
 
@@ -276,7 +281,7 @@ class _Runner:
             self._drop()  # the process ended while it was idle, so no question is the cause
         while True:
             folder = question.folder if isinstance(question, OfTokenizer) else None
-            is_shared = self._process is not None and self._loaded.others(folder)
+            is_shared = not question.needs_torch and self._process is not None and self._loaded.others(folder)
             try:
                 return self._ask(question)
             except OutOfTime:
@@ -306,6 +311,8 @@ class _Runner:
         """Ask a process with torch, which ends then: it takes several times the memory of the others."""
         self._drop()
         self._process = _started(self._limits, has_torch=True)
+        if self._has_ended:  # `end` found no process that it could interrupt
+            raise _ending()
         try:
             answer = self._process.ask(question, self._limits.time_s)
         except ShareComputeError:

@@ -233,7 +233,7 @@ def test_jobs_that_cannot_be_compiled_are_refused(fields: dict[str, Any], proble
 
 def test_without_a_compiler_all_members_are_eager(step_log: StepLog) -> None:
     members = Members(failure="ada: no C++ compiler")
-    assert chosen("on", members, step_log) == "eager: ada: no C++ compiler"
+    assert chosen("on", members, step_log) == "eager, because ada: no C++ compiler"
     assert members.is_compiled is step_log.is_compiled is False
 
 

@@ -310,7 +310,7 @@ def test_numbers_that_are_not_finite_are_traced(
     events = attempt(document)
     assert events[-1].type == "ended"
     assert events[-1].outcome == "failed"
-    assert events[-1].reason.startswith("numbers are not finite at step 2: first the ")
+    assert events[-1].reason.startswith("numbers are not finite at step 2: first ")
     assert "(microbatch " in events[-1].reason
     assert events[-1].error["step"] == 2
     assert list(losses_of(events)) == [1]
