@@ -158,10 +158,9 @@ class ServingGroup(WorkerGroup):
         ).remote(self._setup(worker), self._server, self.issue_key(worker))
 
     def invite(self, placement: Placement | None) -> None:
-        """Start a member on each machine of the placement that has no member; begin to load its shard, without waiting.
+        """Start a member on each machine of the placement that has none, and begin to load its shard, without waiting.
 
-        Kill starting members that have no shard, or a different shard, in the placement. If ``placement`` is None, kill
-        all starting members.
+        Kill starting members whose shard the placement does not have; kill all of them if ``placement`` is None.
         """
         shards = {} if placement is None else placement.shards
         for worker, newcomer in list(self._newcomers.items()):

@@ -168,7 +168,8 @@ class Catalogue:
         home = job_folder(self.settings.data_folder, job.kind, job.id)
         if not is_model or not _is_below(folder, home):
             return None
-        # An unmerged LoRA adapter has no config.json. A link is not followed: `require_no_links` refuses it.
+        # A folder without config.json is no whole model, for example an unmerged LoRA adapter. `lexists` accepts a
+        # link, so that `require_no_links` can refuse it with a reason.
         if not os.path.lexists(folder / "config.json"):
             return None
 
@@ -197,7 +198,7 @@ class Catalogue:
     def _offered(
         self, caller: ApiKeyRecord, uploads: list[UploadView], notes: list[str]
     ) -> Iterator[_Candidate]:
-        """Yield the operator's entries that the caller may serve; add the problems of the file for admins."""
+        """Yield the entries of the operator's file that the caller may serve; append its problems to admins' notes."""
         offered, problems = read_operator_file(self.settings.data_folder / CATALOGUE_FILE)
         if problems != self._logged:
             self._logged = problems

@@ -102,7 +102,7 @@ class Completion:
 
     @property
     def most_tokens(self) -> int:
-        """Largest number of tokens of all answers together."""
+        """Maximum number of tokens that all answers together may have."""
         return sum(generation.options.max_tokens for generation in self._generations)
 
     @property

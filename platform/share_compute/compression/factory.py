@@ -38,7 +38,7 @@ def codec_of(spec: CompressionSpec, seed: int) -> Codec:
     """Return the codec that a specification describes, with error feedback if it asks for that.
 
     Args:
-        spec: codec and options; ``from_step`` is up to the caller.
+        spec: codec and options. The caller applies ``from_step``.
         seed: seed of the job.
     """
     match spec:

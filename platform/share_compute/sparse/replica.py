@@ -1,10 +1,11 @@
 """Protocol of one range: its server and its backup, as state machines (state, event) -> effects.
 
 The server gives each push a number in its log and sends it to the backup. When the backup has stored it, the server
-applies and acknowledges it. So what a pull shows and what is acknowledged is on two machines. A backup that becomes the
-server has the whole log; workers send it what was not acknowledged again, and it drops what it has.
+applies and acknowledges it. So each acknowledged push, and each push whose effect a pull shows, is on two machines. A
+backup that becomes the server has the whole log. Workers send unacknowledged pushes again, and the new server ignores
+those that it has.
 
-Terms number the changes of a range's server and backup. The group gives them out, in order.
+Each change of a range's server or backup has a number, the term. The group assigns terms in order.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class BranchesSpec(SpecModel):
 
     @property
     def needed(self) -> int:
-        """Number of branches without which a round cannot end."""
+        """Number of branches whose contributions a round needs to end."""
         return self.branches
 
     @property
@@ -168,7 +168,7 @@ class RoundsSpec(BranchesSpec):
 
     @property
     def needed(self) -> int:
-        """Number of branches without which a round cannot end."""
+        """Number of branches whose contributions a round needs to end."""
         return self.branches if self.quorum is None else self.quorum
 
     @property
@@ -390,7 +390,7 @@ class ParameterServerSpec(RoundsSpec):
 
     @property
     def needed(self) -> int:
-        """Number of branches without which a round cannot end."""
+        """Number of branches whose contributions a round needs to end."""
         return 1 if self.merges_apart else super().needed
 
     @property

@@ -235,11 +235,13 @@ def test_the_command_writes_the_fastest_settings(
     file.write_text(yaml.safe_dump(digits))
     done = run("tune", str(file), "--output", str(output), COLUMNS="80")
     assert done.returncode == 0, done.stderr
-    assert "training.precision changes from float32 to bfloat16: layers compute with fewer digits" in done.stdout
+    assert (
+        "training.precision changes from float32 to bfloat16: layers compute with fewer digits" in done.stdout
+    )
     assert "training.compile changes from off to on: compiled and eager code round differently" in done.stdout
     assert "run 3 take 25% of the time of run 1" in done.stdout
     assert "Computation of run 3: compiled: 2.00 times as fast." in done.stdout
-    assert "measuring" in done.stderr
+    assert "the job is measured with microbatches as planned" in done.stderr
     written = parse_job(output.read_text())
     assert (written.training.precision, written.training.compile) == ("bfloat16", "on")
     assert written.training.steps == digits["training"]["steps"]

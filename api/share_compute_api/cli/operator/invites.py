@@ -81,7 +81,7 @@ def create_invite(
     console.print("[dim]With `service install` in place of `join` the machine joins at each boot.[/dim]")
     if is_for_this_machine_alone(made.join_command):
         console.print(
-            "[dim]Only the server's own machine can join; `up --host 0.0.0.0` lets others join.[/dim]"
+            "[dim]Only the server's own machine can join; `up --host 0.0.0.0 --tls self-signed` lets others join.[/dim]"
         )
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def up(  # noqa: PLR0917  # typer passes each by its name
     host: Annotated[
-        str | None, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines join.")
+        str | None,
+        typer.Option(help="Address to listen on; 0.0.0.0, together with --tls, lets other machines join."),
     ] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = None,
     data_folder: Annotated[Path | None, typer.Option(help="Where the server keeps its state.")] = None,
@@ -138,7 +139,11 @@ def server_text(running: Running, data_roots: Sequence[Path]) -> str:
     """
     roots = ", ".join(map(str, data_roots)) or "none; share-compute upload sends files"
     is_local = is_for_this_machine_alone(running.join_command)
-    who = "Let this machine join; --host 0.0.0.0 lets others" if is_local else "Let a machine join"
+    who = (
+        "Let this machine join; --host 0.0.0.0 --tls self-signed lets others"
+        if is_local
+        else "Let a machine join"
+    )
     lines = (
         "[bold green]share-compute is up[/]",
         "[bold]Dashboard[/] (the link signs in once, within minutes; `share-compute sign-in` makes more)",

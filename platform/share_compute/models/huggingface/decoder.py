@@ -493,7 +493,7 @@ class HuggingFaceStage(Stage):
 
     @torch.no_grad()
     def initialize_added(self, seed: int) -> None:
-        """Initialize the adapters, if the model has any, and a classifier's head with its pooler, if they are here."""
+        """Initialize the tensors here that training adds: adapters, and a classifier's head with its pooler."""
         for name, module in self.module.named_modules():
             if self._is_new(name) and (module._parameters or module._buffers):  # noqa: SLF001 - own tensors
                 torch.manual_seed(derive_seed(seed, name))

@@ -1,4 +1,4 @@
-"""Add to jobs whether they can lose any one machine without losing a step."""
+"""Add a column of jobs: whether the job can lose any one machine without losing a step."""
 
 from __future__ import annotations
 

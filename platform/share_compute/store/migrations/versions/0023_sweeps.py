@@ -1,4 +1,4 @@
-"""Add the sweep of jobs that are trials, their settings, and the progress of sweeps."""
+"""Add columns of jobs for the sweep of a trial, the settings of a trial, and the progress of a sweep."""
 
 from __future__ import annotations
 
