@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray.cluster_utils import Cluster
 from tests.conftest import wait_for
 from torch import Tensor
 
@@ -198,7 +199,8 @@ def common(tmp_path: Path) -> dict[str, Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def nobody_is_left() -> Iterator[None]:
+def nobody_is_left(ray_cluster: Cluster) -> Iterator[None]:
+    assert ray_cluster  # else Ray would start a cluster by itself, for the call below
     yield
     end_members(JOB)
 
