@@ -479,7 +479,7 @@ def test_a_failed_job_names_fields_and_machines_and_is_submitted_again(page: Pag
     tell(cluster.store, job, AttemptEnded(outcome="failed", reason="birch ran out of memory", error=error))
     page.goto(f"{cluster.url}/jobs/{job.id}")
     failure = page.get_by_role("alert")
-    expect(failure).to_contain_text("Birch ran out of memory.")
+    expect(failure).to_contain_text("birch ran out of memory.")
     expect(failure).to_contain_text("training.batch_size: needs 9 GiB of memory")
     expect(failure).to_contain_text(
         "Machine: birch \N{MIDDLE DOT} lost: its Ray node is dead or does not answer"

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="session")
 def licence(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("corpus") / "licence.txt"
-    target.write_text((Path(__file__).parents[3] / "LICENSE").read_text() * 5)
+    target.write_text((Path(__file__).parents[4] / "LICENSE").read_text() * 5)
     return target
 
 
