@@ -475,7 +475,11 @@ def test_a_failed_job_names_fields_and_machines_and_is_submitted_again(page: Pag
         "its Ray node is dead or does not answer",
     )
     fields = [{"field": "training.batch_size", "problem": "needs 9 GiB of memory"}]
-    error = {"hint": "take a smaller batch", "machine": "birch", "details": {"fields": fields}}
+    error = {
+        "hint": "lend more memory there, use more stages, or smaller microbatches",
+        "machine": "birch",
+        "details": {"fields": fields},
+    }
     tell(cluster.store, job, AttemptEnded(outcome="failed", reason="birch ran out of memory", error=error))
     page.goto(f"{cluster.url}/jobs/{job.id}")
     failure = page.get_by_role("alert")
@@ -484,7 +488,7 @@ def test_a_failed_job_names_fields_and_machines_and_is_submitted_again(page: Pag
     expect(failure).to_contain_text(
         "Machine: birch \N{MIDDLE DOT} lost: its Ray node is dead or does not answer"
     )
-    expect(failure).to_contain_text("Take a smaller batch.")
+    expect(failure).to_contain_text("Lend more memory there, use more stages, or smaller microbatches.")
     failure.get_by_role("link", name="Fix and resubmit").click()
     page.get_by_role("heading", name="Submit a job", level=1).wait_for()
     expect(page).to_have_url(re.compile(f"from={job.id}"))
