@@ -6,7 +6,6 @@ Each start is a process of its own. The first compiles the layers, and the secon
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import arguments, print_figure
+from _harness import arguments, print_figure, print_speeds
 from torch import Tensor
 
 from share_compute.inference.runtime.stage import ServingStage
@@ -124,13 +123,11 @@ def main() -> None:
             )
         numbers = BATCH * LENGTH * options.steps
         own, other = ([numbers / seconds for seconds in second[side]] for side in ("auto", "eager"))
-        print_figure(
+        print_speeds(
             "compile_vs_eager",
-            ours=statistics.median(own),
-            peer=statistics.median(other),
+            own,
+            other,
             peer_name="eager",
-            ratio=statistics.median(a / b for a, b in zip(own, other, strict=True)),
-            unit="tokens/s",
             hidden_size=hidden,
             is_compiled=second["gain"] >= LEAST_GAIN,
             measured_gain=round(second["gain"], 3),
@@ -151,13 +148,11 @@ def main() -> None:
             own, other = (
                 [sequences * steps / seconds for seconds in found[side]] for side in ("auto", "eager")
             )
-            print_figure(
+            print_speeds(
                 "compile_serving_vs_eager",
-                ours=statistics.median(own),
-                peer=statistics.median(other),
+                own,
+                other,
                 peer_name="eager",
-                ratio=statistics.median(a / b for a, b in zip(own, other, strict=True)),
-                unit="tokens/s",
                 hidden_size=hidden,
                 sequences=sequences,
                 is_compiled=found["gain"] >= LEAST_GAIN,

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from _attempts import Attempt, Machines
-from _harness import corpus, print_figure, start_cluster
+from _harness import corpus, print_figure, print_speeds, start_cluster
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.conftest import RunningServer, ready, run_command, run_contributor, run_server, wait_for
@@ -611,13 +611,11 @@ def measure_speeds(slow: Slow, options: argparse.Namespace) -> None:
     if not peers:
         return
     own = [speed.tokens_per_s for speed in speeds["together"]]
-    print_figure(
+    print_speeds(
         "tokens_per_s_vs_ddp_powersgd",
-        ours=statistics.median(own),
-        peer=statistics.median(peers),
+        own,
+        peers,
         peer_name="DDP with powerSGD_hook, rank 1, gloo",
-        ratio=statistics.median(ours / peer for ours, peer in zip(own, peers, strict=True)),
-        unit="tokens/s",
         branches=slow.branches,
         tokens_per_step=size.tokens,
         turns=len(peers),

@@ -216,14 +216,13 @@ class CheckModel(Question[ModelSizes]):
         return ModelSizes
 
 
-class CheckRanks(Question[Done]):
-    """Check that the ranks of a member can divide a language model that is to be served; see `require_divisible`."""
+class _OfLayers(Question[Done]):
+    """A check of a model's layers, which the process builds without weights."""
 
     subject = "the model's configuration"
     needs_torch = True
-    kind: Literal["ranks"] = "ranks"
     config: dict[str, Any]
-    ranks: int
+    """Configuration of the model when the question is asked. An answer is remembered for an equal question only."""
 
     @property
     def source(self) -> str:
@@ -236,25 +235,18 @@ class CheckRanks(Question[Done]):
         return Done
 
 
-class CheckParallelism(Question[Done]):
+class CheckRanks(_OfLayers):
+    """Check that the ranks of a member can divide a language model that is to be served; see `require_divisible`."""
+
+    kind: Literal["ranks"] = "ranks"
+    ranks: int
+
+
+class CheckParallelism(_OfLayers):
     """Check that a training job's model can be computed as ``parallelism`` says; see `require_parallelism`."""
 
-    subject = "the model's configuration"
-    needs_torch = True
     kind: Literal["parallelism"] = "parallelism"
     job: TrainJob
-    config: dict[str, Any]
-    """Configuration of the model when the question is asked. An answer is remembered for an equal question only."""
-
-    @property
-    def source(self) -> str:
-        """Key for fair scheduling: as of `CheckRanks`."""
-        return "parallelism"
-
-    @property
-    def answer(self) -> type[Done]:
-        """Pydantic model of the question's answer."""
-        return Done
 
 
 class ReadWeightIndex(Question[WeightFiles]):
