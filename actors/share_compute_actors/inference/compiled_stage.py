@@ -90,12 +90,16 @@ class StageCompiler:
     def compare(self, stage: EngineStage, concurrent: int) -> CompiledTimes:
         """Compile a sealed stage, and return the times of an engine step with eager and with compiled code.
 
+        Args:
+            stage: the stage.
+            concurrent: number of sequences for which there is memory.
+
         Raises:
             CompilerFailed: the stage cannot be compiled, or computes other numbers.
         """
         compiled = self._prepared(stage)
         sequences, past = self._setup.measured.sequences, self._setup.measured.past_tokens
-        # There is memory for `concurrent` sequences. The number of tokens stays, because it decides the compiled code.
+        # All sequences are measured, with fewer past tokens: the number of sequences decides the compiled code.
         measured = ServingCase(sequences, max(1, past * min(concurrent, sequences) // sequences))
         return compiled.compare(_dry_runs(stage, [measured, *self._cases[1:]]))
 
@@ -108,12 +112,8 @@ class StageCompiler:
         compiled = self._prepared(stage)
         compiled.warm_up(_dry_runs(stage, self._cases))
 
-    def switch_off(self) -> None:
-        """Let the present stage compute eagerly, and free its compiled code, which would keep the shard in memory."""
-        self.drop()
-
     def drop(self) -> None:
-        """Free the compiled code of the present stage, which is eager afterwards."""
+        """Let the present stage compute eagerly, and free its compiled code, which would keep the shard in memory."""
         if self._compiled is not None:
             self._compiled.release()
         self._compiled = self._stage = None

@@ -172,7 +172,7 @@ class ServingMember(LinkedMember):
 
             self._stage_compiler = StageCompiler(self._setup)
         if not is_used and self._stage_compiler is not None:
-            self._engine.order(self._stage_compiler.switch_off)
+            self._engine.order(self._stage_compiler.drop)
         return self._stage_compiler if is_used else None
 
     @ray.method(concurrency_group="orders")

@@ -129,7 +129,7 @@ def _require_divided(blueprint: Blueprint, spec: TrainJob) -> None:
     training, ranks, layers = spec.training, spec.parallelism.tensor, 0
     first: tuple[int, str] | None = None
     rows = training.batch_size // (training.microbatches or 1)
-    # The planner has not chosen the microbatches yet, and hidden states of a whole batch may exceed this memory.
+    # The planner has not chosen the microbatches yet, and the hidden states of a whole batch may not fit into memory.
     rows = min(rows, max(1, _MOST_TOKENS // training.sequence_length))
     try:
         for layer, call, places in layer_calls(blueprint, rows, training.sequence_length):

@@ -161,5 +161,5 @@ def test_compiled_layers_give_the_same_bits_each_time_and_compile_no_engine_step
     with torch.inference_mode():
         replacement.compile(other)
     assert texts(other) == compiled
-    replacement.switch_off()
+    replacement.drop()
     assert texts(other) == eager

@@ -44,8 +44,8 @@ class Share(NamedTuple):
 def share_of(record: ContributorRecord, here: Iterable[ContributorRecord]) -> Share:
     """Return a machine's share of its host's processors.
 
-    If several machines compute on the host, each share is at most an equal part of the processors, and at least one
-    thread. Otherwise the machine gets all threads that it lends.
+    If several machines compute on the host, each of their devices gets at most an equal part of the processors, and at
+    least one thread. Otherwise the machine gets all threads that it lends.
 
     Args:
         record: the machine.
