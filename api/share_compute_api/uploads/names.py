@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from share_compute.errors import UserError
-from share_compute.specification import IMAGE_SUFFIXES, ROW_SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES
+from share_compute.specification import (
+    IMAGE_SUFFIXES,
+    ROW_SUFFIXES,
+    SPARSE_SUFFIXES,
+    TABLE_SUFFIXES,
+    TEXT_SUFFIXES,
+)
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.submission.model_folders import refused
 
@@ -13,7 +19,9 @@ _MOST_BYTES = 1000
 _MOST_PART_BYTES = 240
 _CODE_SUFFIXES = frozenset({".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth"})
 """Suffixes of files in Python's pickle format, which can run arbitrary code when they are read."""
-_DATA_SUFFIXES = tuple(dict.fromkeys((*TEXT_SUFFIXES, *ROW_SUFFIXES, *TABLE_SUFFIXES, *IMAGE_SUFFIXES)))
+_DATA_SUFFIXES = tuple(
+    dict.fromkeys((*TEXT_SUFFIXES, *ROW_SUFFIXES, *TABLE_SUFFIXES, *IMAGE_SUFFIXES, *SPARSE_SUFFIXES))
+)
 
 
 def checked_path(path: str) -> str:

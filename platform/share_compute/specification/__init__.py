@@ -69,7 +69,7 @@ from share_compute.specification.serve import (
     ServeJob,
     ServingParallelismSpec,
 )
-from share_compute.specification.sparse.job import SparseJob
+from share_compute.specification.sparse.job import SPARSE_SUFFIXES, SparseJob
 from share_compute.specification.task import LossName, LossSpec, Metric, TargetSpec, Task, TaskSpec
 from share_compute.specification.training import (
     Collective,
@@ -90,6 +90,7 @@ __all__ = [
     "NAME_PATTERN",
     "ROW_SUFFIXES",
     "SCHEDULES",
+    "SPARSE_SUFFIXES",
     "TABLE_SUFFIXES",
     "TEXT_SUFFIXES",
     "AnyJob",

@@ -254,6 +254,27 @@ def test_pickles_and_strange_data_are_refused_with_the_reason(http: httpx.Client
     assert http.post("/uploads", json={"name": "x", "kind": "film"}).status_code == 422
 
 
+def test_rows_of_a_sparse_model_are_sent_and_checked(
+    client: Client, tmp_path: Path, http: httpx.Client
+) -> None:
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    for name, line in (("train.libsvm", "1 3:1 7:0.5"), ("later.svm", "0 3:2"), ("bad.svmlight", "0 -3:1")):
+        (rows / name).write_text(f"{line}\n")
+    upload = client.upload(rows)
+    assert upload.kind == "data"
+    job: dict[str, Any] = {"kind": "sparse", "model": {"name": "logistic"}}
+    for name, problems in (("later.svm", []), ("bad.svmlight", ["data"])):
+        files = {
+            "files": [f"upload:{upload.id}/train.libsvm"],
+            "validation_files": [f"upload:{upload.id}/{name}"],
+        }
+        answer = http.post("/jobs/check", json={**job, "data": files}).json()
+        assert [one["field"] for one in answer["problems"]] == problems, answer
+    (problem,) = answer["problems"]
+    assert "key -3 is negative" in problem["problem"]
+
+
 def model_folder(folder: Path) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 300, "num_hidden_layers": 2}')

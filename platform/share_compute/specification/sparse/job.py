@@ -20,6 +20,8 @@ from share_compute.specification.sparse.models import (
 
 Format: TypeAlias = Literal["libsvm", "ratings", "bags"]
 Files: TypeAlias = Annotated[tuple[TextPath, ...], Field(fail_fast=True)]
+SPARSE_SUFFIXES = (".libsvm", ".svm", ".svmlight")
+"""Suffixes of files that only sparse models read. Bags of words are .txt, and ratings are tables."""
 _RATING_SUFFIXES = (".csv", ".parquet")
 _MOST_WORKERS = 1024
 _MOST_SERVERS = 256

@@ -141,7 +141,7 @@ function Sender({ kind, label, onSent }: SenderProps) {
               // Allows the same files to be picked again.
               event.currentTarget.value = "";
             }}
-            {...(kind === "data" ? { accept: ".txt,.jsonl,.parquet,.csv,.png,.jpg,.jpeg" } : { webkitdirectory: "" })}
+            {...(kind === "data" ? { accept: ".txt,.jsonl,.parquet,.csv,.png,.jpg,.jpeg,.libsvm,.svm,.svmlight" } : { webkitdirectory: "" })}
           />
         </VisuallyHidden>
         <Text size="xs" c="dimmed">
