@@ -64,6 +64,8 @@ def test_a_preview_has_the_first_rows_of_each_task(http: httpx.Client, table: Pa
         ],
         "training": {"batch_size": 2, "microbatches": 2},
     }
+    digits = http.post("/jobs/preview", json=job(dataset="digits")).json()["tasks"][0]["data"]
+    assert len(digits["rows"]) == 10
     found = http.post("/jobs/preview", json=several).json()
     assert [one["task"] for one in found["tasks"]] == ["kind", "size"]
     assert found["tasks"][1]["data"]["rows"][1] == ["b", 1.0]

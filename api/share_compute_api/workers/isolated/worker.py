@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -203,13 +204,22 @@ def main() -> None:
         _send(answers, reply)
 
 
+class _NoTorch(MetaPathFinder):
+    """Refuses the import of torch."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        del path, target
+        if fullname == "torch":
+            raise ModuleNotFoundError("this process has no torch", name=fullname)
+
+
 def _import_all() -> None:
     """Import the modules that questions need.
 
     The imports count neither towards the memory limit nor towards the time limit of the first question.
     """
     # Prevent the import of torch, which takes seconds and 300 MB. Configuration classes import it but do not need it.
-    sys.modules["torch"] = None  # type: ignore[assignment]
+    sys.modules["torch"] = None  # type: ignore[assignment]  # transformers then finds that it is not installed
     import llguidance
     import tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -218,6 +228,8 @@ def _import_all() -> None:
     import share_compute.models.huggingface.hub_configuration
 
     del llguidance, tokenizers, PreTrainedTokenizerFast, share_compute
+    sys.meta_path.insert(0, _NoTorch())
+    del sys.modules["torch"]  # scipy looks for torch among the imported modules, and expects a module
 
 
 def _import_torch() -> None:
