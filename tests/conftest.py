@@ -25,6 +25,7 @@ from tests.ray_nodes import attempt, nodes, ray_cluster, topology
 
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.states import ContributorState
+from share_compute.program import collect_rarely
 from share_compute.store.records import ContributorRecord
 from share_compute_actors.machine.ports import PortRange
 from share_compute_api.client.client import Client
@@ -52,6 +53,8 @@ ACTORS, PURE = "tests/actors/", ("tests/platform/", "tests/web/")
 MACHINES = {"server", "run_server", "run_command"}
 Found = TypeVar("Found")
 
+# The collection of eight thousand tests creates no garbage.
+collect_rarely()
 # Threads of tensor operations that wait for each other in a loop take the cores from the processes of other tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Commands print in the language of the locale.

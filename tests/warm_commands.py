@@ -9,6 +9,7 @@ Run as a script, this file is the process that commands are forked from.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -192,6 +193,7 @@ def _become_command(wanted: dict[str, object], descriptors: list[int]) -> None:
 
 if __name__ == "__main__":
     _import_all()
+    gc.freeze()  # collections in forked processes leave these objects, and their pages, alone
     server = _Server(sys.argv[1])
     os.write(1, b"+")
     server.serve()

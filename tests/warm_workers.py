@@ -9,6 +9,7 @@ as that worker does.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -100,6 +101,7 @@ def _serve(path: str) -> None:
     assert "ray" not in sys.modules
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"{len(threads)} threads cannot be forked"
+    gc.freeze()  # collections in forked processes leave these objects, and their pages, alone
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)

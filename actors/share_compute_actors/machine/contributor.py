@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -19,6 +18,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from share_compute.errors import UserError, as_ours
+from share_compute.program import command_of
 from share_compute.topology import Link
 from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.probe_links import Payload, measure_link
@@ -69,7 +69,7 @@ class ContributorActor:
         with tempfile.TemporaryDirectory() as folder:
             commands = [
                 [
-                    *(sys.executable, "-m", "share_compute_actors.machine.probe", "--json"),
+                    *command_of("share_compute_actors.machine.probe", "--json"),
                     *("--device", device, "--devices", str(devices), "--place", str(place)),
                     *("--memory-bytes", str(memory_bytes // devices), "--cpu-threads", str(threads)),
                     *("--beside", str(beside // devices + (place < beside % devices))),

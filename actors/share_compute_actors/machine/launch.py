@@ -6,7 +6,6 @@ This module does not import Ray, so that a contributor's agent needs little memo
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from share_compute.errors import Conflict, NotAuthorized, Unavailable, VersionMismatch
+from share_compute.program import command_of
 from share_compute_actors.machine.confine import Policy, clean_environment, confined
 from share_compute_actors.machine.processes import Child, ChildProcesses, is_alive
 
@@ -120,9 +120,7 @@ def launch(
     # The arguments name the cluster to connect to. Inherited variables must not name another cluster.
     quiet = {"RAY_ADDRESS": "", "RAY_AUTH_TOKEN_PATH": "", "PYTHONWARNINGS": "ignore"}
     command = [
-        sys.executable,
-        "-m",
-        "share_compute_actors.machine.ray_start",
+        *command_of("share_compute_actors.machine.ray_start"),
         *([] if supervisor is None else [str(supervisor)]),
         "start",
         "--block",

@@ -39,6 +39,7 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]  # the stub of R
 from ray.exceptions import RayError
 
 from share_compute.backoff import backoff_s
+from share_compute.program import PROGRAM
 from share_compute_actors.machine import idle_agent
 
 _DASHBOARD_PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
@@ -138,9 +139,9 @@ def _start_no_api_server(*_: Any, **__: Any) -> tuple[None, None]:
 
 
 def _start_process(start: Callable[..., Any], command: list[str], process_type: str, **options: Any) -> Any:
-    """Start a process of Ray as ``start`` does; give the raylet idle agents."""
+    """Start a process of Ray as ``start`` does; give the raylet idle agents and quick workers."""
     if process_type == ray_constants.PROCESS_TYPE_RAYLET:
-        command = with_idle_agents(command)
+        command = with_quick_workers(with_idle_agents(command))
     return start(command, process_type, **options)
 
 
@@ -158,6 +159,14 @@ def with_idle_agents(raylet: Sequence[str]) -> list[str]:
         f"{option}={idle[option]}" if option in idle else word
         for option, word in zip(options, raylet, strict=True)
     ]
+
+
+def with_quick_workers(raylet: Sequence[str]) -> list[str]:
+    """Return the command of a raylet whose workers collect garbage rarely; see `share_compute.program`."""
+    path = str(Path(services.RAY_PATH, "_private", "workers", "default_worker.py"))
+    theirs, ours = (subprocess.list2cmdline(words) for words in ([path], [PROGRAM, path]))
+    option = "--python_worker_command="
+    return [word.replace(theirs, ours, 1) if word.startswith(option) else word for word in raylet]
 
 
 if __name__ == "__main__":

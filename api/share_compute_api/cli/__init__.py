@@ -131,7 +131,9 @@ def main() -> None:
 
     from share_compute.errors import ShareComputeError
     from share_compute.files.field_errors import invalid
+    from share_compute.program import collect_rarely
 
+    collect_rarely()
     try:
         sys.exit(make_app()(prog_name="share-compute", standalone_mode=False))
     except ShareComputeError as failure:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Any
 
 from share_compute.errors import ShareComputeError, Unavailable, as_ours
 from share_compute.lifecycle.folders import BATCHES, TRAINING
+from share_compute.program import command_of
 from share_compute.settings import Settings
 from share_compute_actors.machine.confine import User, clean_environment, confined
 from share_compute_actors.machine.head import (
@@ -374,7 +374,7 @@ class Cluster:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [
-                *(sys.executable, "-P", "-m", "share_compute_api.cluster.gateway_process"),
+                *command_of("share_compute_api.cluster.gateway_process"),
                 *("--temp-dir", str(head.folder), "--socket", str(theirs.fileno())),
             ]
             try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Mapping
 from contextlib import suppress
 
+from share_compute.program import command_of
 from share_compute_actors.machine.confine import END_NOW, Policy, clean_environment, confined
 from share_compute_actors.machine.processes import tied
 
@@ -34,7 +34,7 @@ async def run_module(
     # The files of jobs are on this machine, so the process downloads nothing. It reads submitters' models and
     # tokenizers, so it gets none of the server's credentials.
     variables = {**clean_environment(os.environ), "HF_HUB_OFFLINE": "1", **(environment or {})}
-    command = [sys.executable, "-P", "-m", module, *arguments]
+    command = command_of(module, *arguments)
     command = tied(command) if policy is None else confined(command, policy)
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, env=variables

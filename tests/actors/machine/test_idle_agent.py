@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+from ray._private import services
 from ray._raylet import (
     DASHBOARD_AGENT_LISTEN_PORT_NAME,
     METRICS_AGENT_PORT_NAME,
@@ -18,7 +19,8 @@ from ray._raylet import (
     persist_port,
 )
 
-from share_compute_actors.machine.ray_start import with_idle_agents
+from share_compute.program import PROGRAM
+from share_compute_actors.machine.ray_start import with_idle_agents, with_quick_workers
 
 Wait = Callable[..., object]
 NODE = "ab" * 28
@@ -61,6 +63,18 @@ def test_idle_agents_report_their_ports_as_those_of_ray_do(tmp_path: Path, wait_
         for agent in started:
             agent.kill()
             agent.wait()
+
+
+def test_workers_are_started_by_the_program_that_collects_garbage_rarely() -> None:
+    worker = f"{services.RAY_PATH}/_private/workers/default_worker.py"
+    given = [
+        "/ray/raylet",
+        f"--python_worker_command=python setup_worker.py {worker} --node-ip-address=a",
+        "--head",
+    ]
+    made = with_quick_workers(given)
+    assert made[1] == f"--python_worker_command=python setup_worker.py {PROGRAM} {worker} --node-ip-address=a"
+    assert [made[0], made[2]] == [given[0], given[2]]
 
 
 def test_an_idle_agent_ends_after_its_raylet(tmp_path: Path, wait_for: Wait) -> None:

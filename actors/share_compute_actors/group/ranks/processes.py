@@ -26,6 +26,7 @@ from torch import Tensor
 from share_compute.device_kinds import KINDS, DeviceKind
 from share_compute.errors import ContributorLost, OutOfMemory, as_ours
 from share_compute.models.devices import OPERATIONS
+from share_compute.program import command_of
 from share_compute_actors.group.allocator import is_out_of_memory, out_of_memory_kills
 from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.processes import tied
@@ -141,7 +142,7 @@ class RankProcesses:
         here, there = socket.socketpair()
         with there:
             place = [there.fileno(), rank, self.count, self.share, self.deadline_s, self.devices.kind]
-            command = [sys.executable, "-m", self._module, *map(str, place), *arguments]
+            command = command_of(self._module, *map(str, place), *arguments)
             process = subprocess.Popen(
                 tied(on_cores(command, self.devices.cores(rank))),
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 import time
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from share_compute.errors import ShareComputeError, error_of
+from share_compute.program import command_of
 from share_compute_actors.machine.confine import clean_environment
 from share_compute_actors.machine.processes import tied
 from share_compute_api.workers.isolated import messages
@@ -66,7 +66,7 @@ class IsolatedProcess:
     def __init__(self, memory_bytes: int, *, has_torch: bool = False) -> None:
         arguments = [str(memory_bytes), *(["torch"] if has_torch else [])]
         self._process = subprocess.Popen(
-            tied([sys.executable, "-m", _WORKER, *arguments]),
+            tied(command_of(_WORKER, *arguments)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=bare_environment(),
