@@ -32,7 +32,7 @@ _READ_TIMEOUT_S = 60.0
 _CANCEL_TIMEOUT_S = 5.0
 RESUME_S = 120.0
 """Default of ``resume_s``, in seconds."""
-_PAUSES_S = (0.1, 1.0)
+_PAUSES_S = (0.1, 0.5)
 """First and longest delay before a stream is resumed, in seconds."""
 RESUMABLE = "X-Resumable"
 STREAM_ID = "X-Stream-Id"
