@@ -1,4 +1,4 @@
-"""A job in three stages that each file trains with faults, and once without."""
+"""Jobs on several hosts: one in three stages that each file trains with faults, and once without; and any other."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.hosts.cluster import Cluster
 from share_compute.lifecycle.states import JobState
 from share_compute.models.storage.weights import WeightFolder
 from share_compute.store import JobRecord
+from share_compute_api.client.client import Client
 
 STEPS = 400
 JOB: dict[str, Any] = {
@@ -38,6 +39,42 @@ class Result:
     """Digest of the weights."""
 
 
+def finished(
+    cluster: Cluster,
+    client: Client,
+    spec: dict[str, Any],
+    disturb: Callable[[], None] = lambda: None,
+    *,
+    may_disturb: Callable[[JobRecord], bool] = lambda _: True,
+) -> JobRecord:
+    """Run a job on machines that are all ready, and return it when it has succeeded.
+
+    Args:
+        cluster: the cluster.
+        client: client of its server.
+        spec: the job.
+        disturb: called once, when the job has taken some steps.
+        may_disturb: whether ``disturb`` may be called by now.
+    """
+    wait_for(lambda: all(ready(client, each) for each in cluster.machines), "all machines ready")
+    job_id = client.submit(spec).id
+
+    def stepping() -> bool:
+        job = client.job(job_id)
+        assert not job.state.is_final, job.reason
+        return job.step >= 20 and may_disturb(job)
+
+    def ended() -> JobRecord | None:
+        job = client.job(job_id)
+        return job if job.state.is_final else None
+
+    wait_for(stepping, "the first steps")
+    disturb()
+    job = wait_for(ended, "the end of the job")
+    assert job.state is JobState.succeeded, job.reason
+    return job
+
+
 def train(
     cluster: Cluster,
     name: str,
@@ -53,26 +90,17 @@ def train(
         disturb: called when the job has taken some steps and, if it has backups, is protected.
         backups: whether each layer is on two machines.
     """
+    changes = {"name": name, "parallelism": {**JOB["parallelism"], "backups": backups}}
     with cluster.server.client() as client:
-        wait_for(lambda: all(ready(client, each) for each in cluster.machines), "all machines ready")
-        changes = {"name": name, "parallelism": {**JOB["parallelism"], "backups": backups}}
-        job_id = client.submit({**JOB, **changes}).id
-
-        def stepping() -> bool:
-            job = client.job(job_id)
-            assert not job.state.is_final, job.reason
-            return job.step >= 20 and job.is_protected is backups
-
-        def ended() -> JobRecord | None:
-            job = client.job(job_id)
-            return job if job.state.is_final else None
-
-        wait_for(stepping, "the first steps")
-        disturb()
-        job = wait_for(ended, "the end of the job")
-        assert job.state is JobState.succeeded, job.reason
-        losses = [(each.step, each.data["loss"]) for each in client.metrics(job_id) if each.split == "train"]
-        (model,) = client.artifacts(job_id)
+        job = finished(
+            cluster,
+            client,
+            {**JOB, **changes},
+            disturb,
+            may_disturb=lambda job: job.is_protected is backups,
+        )
+        losses = [(each.step, each.data["loss"]) for each in client.metrics(job.id) if each.split == "train"]
+        (model,) = client.artifacts(job.id)
         return Result(losses, WeightFolder(model.path).digest())
 
 
