@@ -210,7 +210,7 @@ class _NoTorch(MetaPathFinder):
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         del path, target
         if fullname == "torch":
-            raise ModuleNotFoundError("this process has no torch", name=fullname)
+            raise ModuleNotFoundError(name=fullname)
 
 
 def _import_all() -> None:
