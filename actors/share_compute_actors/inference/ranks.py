@@ -79,6 +79,8 @@ class ServingRanks(RankProcesses):
     ) -> None:
         super().__init__(__name__, count, threads, deadline_s, on_lost, devices)
         self._exchange: Exchange | DeviceExchange | None = None
+        self._meeting: tempfile.TemporaryDirectory[str] | None = None
+        """Folder in which ranks on devices with memory of their own meet; it stays until they end."""
 
     def divide(self, shard: DividedShard, **options: Any) -> LeadingStage:
         """Return the first rank's part of a shard; the other ranks get the other parts, in place of earlier ones.
@@ -159,14 +161,17 @@ class ServingRanks(RankProcesses):
 
     def _join_devices(self) -> DeviceExchange:
         """Start ranks that sum tensors in the memory of their devices."""
-        with tempfile.TemporaryDirectory(prefix="ranks-") as folder, self.computing():
+        self._meeting = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
+        folder = self._meeting.name
+        with self.computing():
             for rank in range(1, self.count):
                 self.launch(rank, [folder])
             self.wait()
+            self.watch()  # from here, because joining blocks if a rank ends meanwhile
             join_process_group(self.devices.kind, 0, self.count, Path(folder), self.deadline_s)
+            self._exchange = exchange = DeviceExchange(0, self.count)
             self.wait()
-        self.watch()
-        return DeviceExchange(0, self.count)
+        return exchange
 
     def _share_memory(self) -> Exchange:
         """Start ranks that sum tensors through main memory."""
@@ -195,6 +200,9 @@ class ServingRanks(RankProcesses):
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
+        if self._meeting is not None:
+            self._meeting.cleanup()
+            self._meeting = None
 
 
 def _packed(step: EngineStep) -> list[Any]:
