@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from share_compute.errors import ContributorLost
+from share_compute.errors import ShareComputeError
 from share_compute.files.strict import StrictModel
 from share_compute.inference.runtime.tensor_parallel import RankGroup
 from share_compute.inference.runtime.tensor_stage import LeadingStage, TensorStage
@@ -74,7 +74,7 @@ class ServingRanks(RankProcesses):
         count: int,
         threads: int,
         deadline_s: float,
-        on_lost: Callable[[ContributorLost], None] = lambda _: None,
+        on_lost: Callable[[ShareComputeError], None] = lambda _: None,
         devices: RankDevices = ONE_CPU,
     ) -> None:
         super().__init__(__name__, count, threads, deadline_s, on_lost, devices)
@@ -110,7 +110,7 @@ class ServingRanks(RankProcesses):
         tensors = own.shared_tensors()
         memories = []
         with self.computing():
-            self._say(_STAGE, shard.model_dump(mode="json"))
+            self._say(_STAGE, shard.model_dump(mode="json"), is_answered=True)
             for size in tensors.sizes:
                 with memory_file(size) as file:
                     memories.append(mapped(file.fileno(), size))
@@ -135,7 +135,7 @@ class ServingRanks(RankProcesses):
 
     def seal(self, *, keeps_plain: bool) -> None:
         """Make all other ranks seal the stage, without waiting; call this in the context of `computing`."""
-        self._say(_SEAL, keeps_plain)
+        self._say(_SEAL, keeps_plain, is_answered=True)
 
     def compute(self, step: EngineStep, inputs: Tensor) -> None:
         """Give all other ranks an engine step; call this in the context of `computing`."""
@@ -147,9 +147,10 @@ class ServingRanks(RankProcesses):
         """Make all other ranks free all KV slots; call this in the context of `computing`."""
         self._say(_CLEAR)
 
-    def _say(self, kind: int, header: Any = None, content: bytes = b"") -> None:
+    def _say(self, kind: int, header: Any = None, content: bytes = b"", *, is_answered: bool = False) -> None:
         text = json.dumps(header).encode()
-        self.tell(_HEAD.pack(kind, len(text), len(content)) + text + content)
+        message = _HEAD.pack(kind, len(text), len(content)) + text + content
+        self.tell(message, is_answered=is_answered)
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
