@@ -213,7 +213,7 @@ class CudaOperations(_GpuOperations):
 
 
 _CUDA_RAN_OUT = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "'out of memory'")
-"""Parts of the messages of torch about CUDA's driver, cuBLAS and NCCL if memory is lacking."""
+"""Parts of torch's messages if memory is lacking in CUDA's driver, in cuBLAS, or in NCCL."""
 
 
 class MpsOperations(_GpuOperations):
