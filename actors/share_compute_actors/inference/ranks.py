@@ -198,12 +198,12 @@ class ServingRanks(RankProcesses):
     def close(self) -> None:
         """End the other ranks."""
         super().close()
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange = None
-        if self._meeting is not None:
-            self._meeting.cleanup()
-            self._meeting = None
+        exchange, self._exchange = self._exchange, None
+        meeting, self._meeting = self._meeting, None
+        if exchange is not None:
+            exchange.close()
+        if meeting is not None:
+            meeting.cleanup()
 
 
 def _packed(step: EngineStep) -> list[Any]:
