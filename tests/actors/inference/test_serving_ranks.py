@@ -6,8 +6,10 @@ import os
 import queue
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -196,20 +198,49 @@ def test_the_end_of_a_rank_is_reported_while_no_rank_is_needed() -> None:
 @pytest.mark.gpu
 @together
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices here")
-@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}])
-def test_ranks_serve_on_gpus_of_their_own(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "options"), [("llama", {}), ("llama", {"dtype": "bfloat16"}), ("gpt_neox", {})]
+)
+def test_ranks_serve_on_gpus_of_their_own(model_type: str, options: dict[str, Any]) -> None:
     dtype = getattr(torch, options.get("dtype", "float32"))
     whole = Shard("m", 0, LAYERS, LAYERS)
-    alone = ServingStage(small_config("llama"), whole, torch.device("cuda"), dtype)
-    fill(alone, model_of("llama"), *KEEPS_PLAIN)
+    alone = ServingStage(small_config(model_type), whole, torch.device("cuda"), dtype)
+    fill(alone, model_of(model_type), *KEEPS_PLAIN)
     ranks = ServingRanks(2, 2, 120, devices=RankDevices.of("cuda", 2))
-    stage = ranks.divide(shard_of(small_config("llama"), **options), device=torch.device("cuda"))
-    fill(stage, model_of("llama"), *KEEPS_PLAIN)
+    stage = ranks.divide(shard_of(small_config(model_type), **options), device=torch.device("cuda"))
+    fill(stage, model_of(model_type), *KEEPS_PLAIN)
     assert stage.device.type == "cuda"
     found, expected = texts(stage), texts(alone)
     assert found[1][:1] == pytest.approx(expected[1][:1], abs=0.05)
     if not options:
         assert found[0] == expected[0]
+    ranks.close()
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@together
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices here")
+def test_a_gpu_without_memory_is_reported_while_the_other_waits_for_it() -> None:
+    lost: queue.SimpleQueue[ShareComputeError] = queue.SimpleQueue()
+    ranks = ServingRanks(2, 2, 120, lost.put, RankDevices.of("cuda", 2))
+    stage = ranks.divide(shard_of(small_config("llama")), device=torch.device("cuda"))
+    fill(stage, model_of("llama"))
+    free_bytes, _ = torch.cuda.mem_get_info(1)
+    taken = torch.empty(free_bytes - (1 << 28), dtype=torch.uint8, device="cuda:1")
+    grown = replace(opening(9, PROMPTS[0]), capacity_tokens=1 << 22)
+
+    def compute() -> None:
+        with suppress(ShareComputeError, RuntimeError):
+            Serving([stage]).run({grown: [len(PROMPTS[0])]}, 1)
+
+    computing = threading.Thread(target=compute, daemon=True)
+    computing.start()
+    assert isinstance(lost.get(timeout=60), OutOfMemory)
+    ranks.close()  # ends the sum in which the first rank waits
+    computing.join(60)
+    assert not computing.is_alive()
+    assert taken.is_cuda
 
 
 @pytest.mark.slow
