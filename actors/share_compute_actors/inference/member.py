@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import ray
 
-from share_compute.errors import ContributorLost
+from share_compute.errors import ShareComputeError
 from share_compute.inference.scheduler.engine_steps import EngineStep
 from share_compute.shards import Shard
 from share_compute_actors.compiled.choice import COMPILED_TIMES, CompiledTimes
@@ -105,8 +105,11 @@ class ServingMember(LinkedMember):
             _log.exception("%s cannot send its results to the server, and exits", self._setup.name)
             os._exit(1)  # the server notices the end of this process at once, by the pending call of `live`
 
-    def _end(self, lost: ContributorLost) -> None:
-        """End this process, because a rank of it was lost; the server gets the error first, if it answers."""
+    def _end(self, lost: ShareComputeError) -> None:
+        """End this process, because a rank of it was lost; the server gets the error first, if it answers.
+
+        On GPUs, this also happens after another rank lacked memory: a sum with it would block this process.
+        """
         _log.error("%s exits: %s", self._setup.name, lost.message)
         server, key = self._server
         trouble = pack_to_server(Trouble(self._engine.epoch, lost))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from share_compute.errors import ContributorLost
+from share_compute.errors import ShareComputeError
 from share_compute.files.strict import StrictModel
 from share_compute.inference.runtime.tensor_parallel import RankGroup
 from share_compute.inference.runtime.tensor_stage import LeadingStage, TensorStage
@@ -74,11 +74,13 @@ class ServingRanks(RankProcesses):
         count: int,
         threads: int,
         deadline_s: float,
-        on_lost: Callable[[ContributorLost], None] = lambda _: None,
+        on_lost: Callable[[ShareComputeError], None] = lambda _: None,
         devices: RankDevices = ONE_CPU,
     ) -> None:
         super().__init__(__name__, count, threads, deadline_s, on_lost, devices)
         self._exchange: Exchange | DeviceExchange | None = None
+        self._meeting: tempfile.TemporaryDirectory[str] | None = None
+        """Folder in which ranks on devices with memory of their own meet; it stays until they end."""
 
     def divide(self, shard: DividedShard, **options: Any) -> LeadingStage:
         """Return the first rank's part of a shard; the other ranks get the other parts, in place of earlier ones.
@@ -108,7 +110,7 @@ class ServingRanks(RankProcesses):
         tensors = own.shared_tensors()
         memories = []
         with self.computing():
-            self._say(_STAGE, shard.model_dump(mode="json"))
+            self._say(_STAGE, shard.model_dump(mode="json"), is_answered=True)
             for size in tensors.sizes:
                 with memory_file(size) as file:
                     memories.append(mapped(file.fileno(), size))
@@ -133,7 +135,7 @@ class ServingRanks(RankProcesses):
 
     def seal(self, *, keeps_plain: bool) -> None:
         """Make all other ranks seal the stage, without waiting; call this in the context of `computing`."""
-        self._say(_SEAL, keeps_plain)
+        self._say(_SEAL, keeps_plain, is_answered=True)
 
     def compute(self, step: EngineStep, inputs: Tensor) -> None:
         """Give all other ranks an engine step; call this in the context of `computing`."""
@@ -145,9 +147,10 @@ class ServingRanks(RankProcesses):
         """Make all other ranks free all KV slots; call this in the context of `computing`."""
         self._say(_CLEAR)
 
-    def _say(self, kind: int, header: Any = None, content: bytes = b"") -> None:
+    def _say(self, kind: int, header: Any = None, content: bytes = b"", *, is_answered: bool = False) -> None:
         text = json.dumps(header).encode()
-        self.tell(_HEAD.pack(kind, len(text), len(content)) + text + content)
+        message = _HEAD.pack(kind, len(text), len(content)) + text + content
+        self.tell(message, is_answered=is_answered)
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -159,14 +162,17 @@ class ServingRanks(RankProcesses):
 
     def _join_devices(self) -> DeviceExchange:
         """Start ranks that sum tensors in the memory of their devices."""
-        with tempfile.TemporaryDirectory(prefix="ranks-") as folder, self.computing():
+        self._meeting = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
+        folder = self._meeting.name
+        with self.computing():
             for rank in range(1, self.count):
                 self.launch(rank, [folder])
             self.wait()
+            self.watch()  # from here, because joining blocks if a rank ends meanwhile
             join_process_group(self.devices.kind, 0, self.count, Path(folder), self.deadline_s)
+            self._exchange = exchange = DeviceExchange(0, self.count)
             self.wait()
-        self.watch()
-        return DeviceExchange(0, self.count)
+        return exchange
 
     def _share_memory(self) -> Exchange:
         """Start ranks that sum tensors through main memory."""
@@ -192,9 +198,12 @@ class ServingRanks(RankProcesses):
     def close(self) -> None:
         """End the other ranks."""
         super().close()
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange = None
+        exchange, self._exchange = self._exchange, None
+        meeting, self._meeting = self._meeting, None
+        if exchange is not None:
+            exchange.close()
+        if meeting is not None:
+            meeting.cleanup()
 
 
 def _packed(step: EngineStep) -> list[Any]:

@@ -51,25 +51,43 @@ def measured_device(kind: DeviceKind, uuids: Sequence[str], lent: int = 1) -> to
 def join_process_group(kind: DeviceKind, rank: int, count: int, folder: Path, deadline_s: float) -> None:
     """Join the processes of this machine that meet in a folder, in torch's default process group.
 
+    The group is connected when this function returns. By default, NCCL would connect in the first sum, after the
+    variables that name the network device have gone.
+
     Args:
         kind: kind of the devices, which decides the library that sums tensors.
         rank: number of this process.
         count: number of processes.
-        folder: an empty folder, which all processes can read until each of them has joined.
-        deadline_s: longest wait for another process, in seconds.
+        folder: an empty folder, which all processes can read and write until each of them has left the group. A thread
+            of NCCL reads it every second.
+        deadline_s: longest wait for another process, in seconds. NCCL waits without a deadline while it connects.
     """
+    collectives = KINDS[kind].collectives
     # The group listens at the loopback device only.
     loopback = "lo0" if sys.platform == "darwin" else "lo"
-    variables = dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), loopback)
-    os.environ.update(variables)
+    variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(dict.fromkeys(variables, loopback))
     try:
         distributed.init_process_group(
-            KINDS[kind].collectives,
+            collectives,
             init_method=f"file://{folder}/meeting",
             rank=rank,
             world_size=count,
             timeout=timedelta(seconds=deadline_s),
+            device_id=OPERATIONS[kind].current() if collectives == "nccl" else None,
         )
     finally:
-        for name in variables:
-            del os.environ[name]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def leave_process_group() -> None:
+    """Leave torch's default process group after the other processes have ended, even during a sum."""
+    group = distributed.group.WORLD
+    assert group is not None
+    group.abort()  # otherwise NCCL would wait until its kernels end, and these wait for the processes that ended
+    distributed.destroy_process_group()

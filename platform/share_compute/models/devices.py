@@ -206,8 +206,14 @@ class CudaOperations(_GpuOperations):
         return event
 
     def has_run_out(self, failure: BaseException) -> bool:
-        """Return whether the card's memory was lacking."""
-        return isinstance(failure, torch.OutOfMemoryError)
+        """Return whether the card's memory was lacking, also for CUDA's driver, cuBLAS or NCCL."""
+        if isinstance(failure, torch.OutOfMemoryError):
+            return True
+        return isinstance(failure, RuntimeError) and any(text in str(failure) for text in _CUDA_RAN_OUT)
+
+
+_CUDA_RAN_OUT = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "'out of memory'")
+"""Parts of torch's messages if memory is lacking in CUDA's driver, in cuBLAS, or in NCCL."""
 
 
 class MpsOperations(_GpuOperations):

@@ -24,6 +24,7 @@ from share_compute.planning.report import (
     PlanTimeline,
     PolicyChoice,
     PolicyFigures,
+    ServingPrediction,
     TimelineCell,
     TimelineTransfer,
     TimelineUpdate,
@@ -35,6 +36,7 @@ from share_compute.planning.search.strategies import with_nominal_speeds
 from share_compute.planning.serving.plan import plan_serving
 from share_compute.specification import TrainJob
 from share_compute.specification.placement.selection import SelectionSpec
+from share_compute.specification.serve import ServingParallelismSpec
 from share_compute.specification.synchronization import AutoSpec
 from share_compute.specification.workload import ServingWorkload
 from share_compute.topology import Topology
@@ -67,32 +69,36 @@ def dry_run(
             these requests. Or the job may use none of the machines.
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
-    topology, left_out = selected(spec.parallelism, topology)
-    report = _planned(_with_strategy(spec, strategy), topology, profile, compare=compare, serving=serving)
-    return report.with_idle(left_out)
-
-
-def _planned(
-    spec: TrainJob,
-    topology: Topology,
-    profile: ModelProfile,
-    *,
-    compare: bool,
-    serving: ServingWorkload | None,
-) -> PlanReport:
-    served = plan_serving(spec.name, topology, profile, serving) if serving is not None else None
-    choice, rounds, every, given = None, None, topology, spec
+    served = None if serving is None else _served(spec, topology, profile, serving)
     try:
-        choice = choose_policy(spec, topology, profile)
-        spec = with_choice(spec, choice)
-        if spec.training.rounds is not None:
-            solution, rounds, topology = plan_rounds(spec, topology, profile)
-        else:
-            solution = solve(spec, topology, profile, 0, {})
+        usable, left_out = selected(spec.parallelism, topology)
+        report = _trained(_with_strategy(spec, strategy), usable, profile, compare=compare)
     except PlanInfeasible:
         if served is None:
             raise
         return PlanReport(plan=served.plan, serving=served)
+    return report.with_idle(left_out).model_copy(update={"serving": served})
+
+
+def _served(
+    spec: TrainJob, topology: Topology, profile: ModelProfile, serving: ServingWorkload
+) -> ServingPrediction:
+    """Return how the machines that a deployment of the model may use serve it. Ranks may be on GPUs then."""
+    given = spec.parallelism
+    selection = ServingParallelismSpec(only=given.only, avoid=given.avoid, tensor=serving.ranks)
+    usable, left_out = selected(selection, topology)
+    served = plan_serving(spec.name, usable, profile, serving)
+    return served.model_copy(update={"plan": served.plan.with_idle(left_out)})
+
+
+def _trained(spec: TrainJob, topology: Topology, profile: ModelProfile, *, compare: bool) -> PlanReport:
+    rounds, every, given = None, topology, spec
+    choice = choose_policy(spec, topology, profile)
+    spec = with_choice(spec, choice)
+    if spec.training.rounds is not None:
+        solution, rounds, topology = plan_rounds(spec, topology, profile)
+    else:
+        solution = solve(spec, topology, profile, 0, {})
     return PlanReport(
         plan=solution.plan,
         timeline=_timeline(solution),
@@ -101,7 +107,6 @@ def _planned(
         islands=None if rounds is not None or choice is not None else _islands(solution),
         rounds=rounds,
         choice=choice,
-        serving=served,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from share_compute.errors import ContributorLost, OutOfMemory
+from share_compute.errors import ContributorLost, OutOfMemory, ShareComputeError
 from share_compute_actors.group.allocator import as_reported, out_of_memory_kills
 from share_compute_actors.group.ranks.processes import RankProcesses
 
@@ -29,7 +30,7 @@ HUNGRY = "tests.actors.group.hungry_rank"
 def test_the_error_of_a_rank_is_that_of_its_member(
     fault: str, expected: type[Exception], message: str
 ) -> None:
-    lost: list[ContributorLost] = []
+    lost: list[ShareComputeError] = []
     with closing(RankProcesses(HUNGRY, 2, 2, 60, lost.append)) as ranks:
         ranks.launch(1, [fault])
         ranks.wait()
@@ -44,6 +45,36 @@ def test_the_error_of_a_rank_is_that_of_its_member(
         if isinstance(reported, OutOfMemory):
             assert reported.taken_bytes > psutil.Process().memory_info().rss  # with that of the rank
             assert reported.hint
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize(("fault", "expected"), [("torch", OutOfMemory), ("other", ContributorLost)])
+def test_the_error_of_a_rank_is_reported_while_its_member_cannot_raise_it(
+    fault: str, expected: type[Exception]
+) -> None:
+    """A sum on GPUs with a rank that ended blocks the member."""
+    lost: queue.SimpleQueue[ShareComputeError] = queue.SimpleQueue()
+    with closing(RankProcesses(HUNGRY, 2, 2, 60, lost.put)) as ranks:
+        ranks.launch(1, [fault])
+        ranks.wait()
+        ranks.watch()
+        ranks.tell(b"?")
+        assert type(lost.get(timeout=60)) is expected
+
+
+@pytest.mark.xdist_group("ranks")
+def test_a_lack_of_memory_is_not_reported_while_the_member_waits_for_an_answer() -> None:
+    lost: list[ShareComputeError] = []
+    with closing(RankProcesses(HUNGRY, 2, 2, 60, lost.append)) as ranks:
+        ranks.launch(1, ["torch"])
+        ranks.wait()
+        ranks.watch()
+        (rank,) = ranks.process_ids
+        ranks.tell(b"?", is_answered=True)
+        psutil.wait_procs([psutil.Process(rank)], timeout=60)
+        with pytest.raises(OutOfMemory, match="in rank 1"):
+            ranks.wait()
+        assert not lost
 
 
 @pytest.mark.parametrize(

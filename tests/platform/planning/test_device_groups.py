@@ -8,6 +8,7 @@ import pytest
 from tests.platform.planning.models import GIB, PROFILE, job, lan, machine, make_plan
 
 from share_compute.device_kinds import DeviceKind
+from share_compute.errors import PlanInfeasible
 from share_compute.files.topology_file import describe_topology, read_topology, write_topology
 from share_compute.planning.cost.tables import MEMORY_SHARE
 from share_compute.planning.dry_run import dry_run
@@ -88,6 +89,22 @@ def test_machines_with_too_few_devices_are_left_out_with_the_reason() -> None:
     assert {idle.name: idle.reason for idle in report.plan.idle} == {
         "ada": "too small: it can run 2 of the 3 ranks of parallelism.tensor"
     }
+
+
+def test_a_dry_run_serves_on_gpus_that_cannot_train_together() -> None:
+    gpu = machine("ada", 500, kind="cuda", memory_bytes=8 * GIB)
+    ada, bob = replace(gpu, devices=gpu.devices * 2), together("bob", 50, 50)
+    report = dry_run(job(tensor=2), lan(ada, bob), PROFILE, serving=ServingWorkload(ranks=2))
+    assert report.plan.machines == {"bob"}
+    (idle,) = report.plan.idle
+    assert "its GPUs cannot train together" in idle.reason
+    assert report.serving is not None
+    assert report.serving.plan.machines == {"ada"}
+    alone = dry_run(job(tensor=2), lan(ada), PROFILE, serving=ServingWorkload(ranks=2))
+    assert alone.serving is not None
+    assert alone.plan == alone.serving.plan
+    with pytest.raises(PlanInfeasible, match="the job may use none of the 1 machines"):
+        dry_run(job(tensor=2), lan(ada), PROFILE)
 
 
 def test_plans_of_operators_use_the_link_between_the_devices() -> None:

@@ -132,8 +132,8 @@ def test_devices_that_are_lent_together_have_one_rank_each() -> None:
     job = parse_job({**JOB, "parallelism": {"tensor": 2}})
     deployment = parse_deployment({"name": "x", "model": {"path": "/x"}, "parallelism": {"tensor": 2}})
     larger = parse_deployment({"name": "x", "model": {"path": "/x"}, "parallelism": {"tensor": 4}})
-    only_one = "too small: it can run 1 of the 2 ranks of parallelism.tensor"
-    assert [job.parallelism.why_not(machine) for machine in machines] == [None, only_one]
+    reason = "its GPUs cannot train together: the ranks of parallelism.tensor share parameters in main memory"
+    assert [job.parallelism.why_not(machine) for machine in machines] == [None, reason]
     assert [deployment.parallelism.why_not(machine) for machine in machines] == [None, None]
     assert [larger.parallelism.why_not(machine) for machine in machines] == [
         "too small: it can run 2 of the 4 ranks of parallelism.tensor"

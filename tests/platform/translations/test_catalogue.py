@@ -26,6 +26,8 @@ NOT_SHOWN = frozenset(
             "state; 5 key or invite refused; 6 the machines cannot hold the job; 7 a machine was lost; 8 something "
             "needed does not answer; 10 the followed job failed; 11 it was cancelled; 130 interrupted."
         ),
+        "'out of memory'",
+        "CUDA error: out of memory",
         "Extra inputs are not permitted",
         "Field required",
         "MPS backend out of memory",

@@ -2,6 +2,9 @@
 
 The member is rank 0. It sends commands through a socket to each other rank, which answers with one byte when it is
 ready, or with its last words before it ends: a reason, or the memory that it had when memory was lacking.
+
+Only `_lost_error` turns the end of a rank into an error. The thread that computes calls it when its own work fails.
+Where a sum with a rank that ended blocks this thread, as on GPUs, threads that wait for the ends of ranks call it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, NamedTuple, Self, cast
@@ -24,8 +28,8 @@ import torch
 from torch import Tensor
 
 from share_compute.device_kinds import KINDS, DeviceKind
-from share_compute.errors import ContributorLost, OutOfMemory, as_ours
-from share_compute.models.devices import OPERATIONS
+from share_compute.errors import ContributorLost, OutOfMemory, ShareComputeError, as_ours
+from share_compute.models.devices import OPERATIONS, lacking
 from share_compute.program import command_of
 from share_compute_actors.group.allocator import is_out_of_memory, out_of_memory_kills
 from share_compute_actors.machine.cores import on_cores, share_cores
@@ -86,7 +90,8 @@ class RankProcesses:
         count: number of ranks, with the member itself.
         threads: CPU threads of the machine, which the ranks share.
         deadline_s: longest wait for another rank, in seconds.
-        on_lost: called before an error is raised because a rank was lost. The others are ended by then.
+        on_lost: called with ContributorLost before it is raised because a rank was lost; the others are ended by then.
+            Also called by `watch`.
         devices: devices of the machine. If several are lent together, each rank has one of its own.
     """
 
@@ -96,7 +101,7 @@ class RankProcesses:
         count: int,
         threads: int,
         deadline_s: float,
-        on_lost: Callable[[ContributorLost], None] = lambda _: None,
+        on_lost: Callable[[ShareComputeError], None] = lambda _: None,
         devices: RankDevices = ONE_CPU,
     ) -> None:
         self.count = count
@@ -107,6 +112,8 @@ class RankProcesses:
         self._module = module
         self._on_lost = on_lost
         self._children: list[_Child] = []
+        self._is_awaited = False
+        """Whether the calling thread waits for answers, or will as soon as its own part is done; see `watch`."""
         self._kills_before: int | None = None
         """The result of `out_of_memory_kills` when the first of these processes was started."""
 
@@ -137,6 +144,7 @@ class RankProcesses:
             arguments: texts that its function for `follow_member` gets.
             files: descriptors that it inherits, under the same numbers.
         """
+        self._is_awaited = True
         if not self._children:
             self._kills_before = out_of_memory_kills()
         here, there = socket.socketpair()
@@ -151,10 +159,16 @@ class RankProcesses:
             )
         self._children.append(_Child(process, here))
 
-    def tell(self, message: bytes) -> None:
-        """Send bytes to all other ranks; call this in the context of `computing`."""
+    def tell(self, message: bytes, *, is_answered: bool = False) -> None:
+        """Send bytes to all other ranks; call this in the context of `computing`.
+
+        Args:
+            message: the bytes.
+            is_answered: whether the ranks answer; the caller then calls `wait` after its own part of the work.
+        """
         if not self._children:
             raise ConnectionError("another rank was lost before")
+        self._is_awaited = is_answered
         for child in self._children:
             child.connection.settimeout(self.deadline_s)
             child.connection.sendall(message)
@@ -165,12 +179,14 @@ class RankProcesses:
         Args:
             limit_s: longest wait in seconds; None for that of all waits.
         """
+        self._is_awaited = True
         with self.computing():
             for child in self._children:
                 child.connection.settimeout(limit_s or self.deadline_s)
                 if child.connection.recv(1, socket.MSG_PEEK) != READY:
                     raise ConnectionError
                 child.connection.recv(1)
+        self._is_awaited = False
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -182,56 +198,68 @@ class RankProcesses:
         try:
             yield
         except Exception as failure:
-            lost = self._short_of_memory(failure) or self._lost(failure)
+            lost = self._error_of(failure)
             self._end()
             if isinstance(lost, ContributorLost):
-                self._on_lost(lost)  # first, because leaving a group of GPUs may wait for ranks that ended
+                self._on_lost(lost)
             self.close()
             if lost is None:
                 raise
             raise lost from failure
 
-    def _short_of_memory(self, failure: Exception) -> OutOfMemory | None:
-        """Return the error for a rank that lacked memory, this one included; None if no rank did."""
+    def _error_of(self, failure: Exception) -> ContributorLost | OutOfMemory | None:
+        """Return the error of the ranks because of which this rank failed; None if the failure has another cause."""
         if isinstance(failure, OutOfMemory):
             return None  # this context is around another one, which has closed the ranks
         if is_out_of_memory(failure):
-            return _out_of_memory(0, psutil.Process().memory_info().rss + self.resident_bytes)
+            return _out_of_memory(0, self._taken_bytes(failure))
         if not isinstance(failure, (RuntimeError, OSError)):
             return None
-        for rank, child in enumerate(self._children, start=1):
+        children = self._children
+        found = self._lost_error(children)
+        is_own = isinstance(failure, RuntimeError) and "timed out" not in str(failure).lower()
+        if found is None and not is_own:
+            what = f"a rank did not answer within {self.deadline_s:g} s"
+            found = self._loss(what if children else f"the ranks cannot be reached: {failure}")
+        return found
+
+    def _lost_error(self, children: Sequence[_Child]) -> ContributorLost | OutOfMemory | None:
+        """Return the error for other ranks that ended, or are about to; None if all of them run on for `_END_S`.
+
+        After a rank has lacked memory, the others fail, too. So its error is preferred to theirs.
+
+        Args:
+            children: the other ranks.
+        """
+        for rank, child in enumerate(children, start=1):
             kind, words = _last_words(child.connection)
             if kind == _OUT_OF_MEMORY and words.isdigit():
-                # All ranks have equal parts, and others may have ended by now.
-                others_bytes = (self.count - 1) * int(words)
-                return _out_of_memory(rank, psutil.Process().memory_info().rss + others_bytes)
-        return None
+                return _out_of_memory(rank, self._bytes_of_all(int(words)))
+        found = _first_ended(children) or _first_failed(children)
+        if found is None:
+            return None
+        rank, status = found
+        if status == -signal.SIGKILL and self._was_killed_for_memory():
+            return _out_of_memory(rank, self._bytes_of_all(_own_bytes(psutil.Process())))
+        return self._loss(_end_words(rank, status, children[rank - 1]))
 
-    def _killed_for_memory(self, rank: int) -> OutOfMemory | None:
-        """Return the error for a rank that SIGKILL ended; None unless the kernel killed a process to free memory."""
+    def _was_killed_for_memory(self) -> bool:
+        """Return whether the kernel has killed a process to free memory since the first rank was started."""
         kills = out_of_memory_kills()
-        if kills is None or self._kills_before is None or kills <= self._kills_before:
-            return None
-        own = psutil.Process()
-        return _out_of_memory(rank, own.memory_info().rss + (self.count - 1) * _own_bytes(own))
+        return kills is not None and self._kills_before is not None and kills > self._kills_before
 
-    def _lost(self, failure: Exception) -> ContributorLost | OutOfMemory | None:
-        """Return the error for a rank that ended or is unresponsive; None if the failure has another cause."""
-        if not isinstance(failure, (RuntimeError, OSError)):
-            return None
-        found = self._first_ended() or self._first_failed()
-        if found is not None:
-            rank, status = found
-            if status == -signal.SIGKILL and (killed := self._killed_for_memory(rank)) is not None:
-                return killed
-            what = _end_words(rank, status, self._children[rank - 1])
-        elif isinstance(failure, RuntimeError) and "timed out" not in str(failure).lower():
-            return None  # all ranks run, and this one has failed
-        elif self._children:
-            what = f"a rank did not answer within {self.deadline_s:g} s"
-        else:
-            what = f"the ranks cannot be reached: {failure}"
-        return self._loss(what)
+    def _taken_bytes(self, failure: Exception) -> int:
+        """Return the memory of all ranks when this one lacked memory, in bytes."""
+        on_gpu_bytes = _on_gpu_bytes(failure)
+        if on_gpu_bytes is not None:
+            return self._bytes_of_all(on_gpu_bytes)
+        return psutil.Process().memory_info().rss + self.resident_bytes
+
+    def _bytes_of_all(self, each_bytes: int) -> int:
+        """Return the memory of all ranks if another rank had ``each_bytes``. Others may have ended by now."""
+        if self.devices.has_own_memory:
+            return self.count * each_bytes
+        return psutil.Process().memory_info().rss + (self.count - 1) * each_bytes
 
     def _loss(self, what: str) -> ContributorLost:
         return ContributorLost(
@@ -240,42 +268,23 @@ class RankProcesses:
             details={"rank": True},
         )
 
-    def _first_ended(self) -> tuple[int, int] | None:
-        """Return a rank that ended, and its exit status; None if all others run on for `_END_S`.
-
-        After the end of one rank, the others fail, too. So one that a signal ended is preferred, and then the first.
-        """
-        first, until = None, time.monotonic() + _END_S
-        while True:
-            states = [(rank, child.process.poll()) for rank, child in enumerate(self._children, start=1)]
-            ended = [(rank, status) for rank, status in states if status is not None]
-            first = next(
-                ((rank, status) for rank, status in ended if status < 0), first or next(iter(ended), None)
-            )
-            is_clear = first is not None and first[1] < 0
-            if is_clear or len(ended) == len(states) or time.monotonic() > until:
-                return first
-            time.sleep(_POLL_S)
-
     def watch(self) -> None:
-        """Call ``on_lost`` when another rank ends, on a thread of its own.
+        """Call ``on_lost`` with the error when another rank ends, on a thread of its own.
 
-        This is needed where a sum with a rank that ended blocks until the deadline, as on GPUs.
+        This is needed where a sum with a rank that ended blocks until the deadline, as on GPUs. No thread calls it
+        while the calling thread waits for answers, because that thread raises the error itself.
         """
-        for rank, child in enumerate(self._children, start=1):
-            threading.Thread(target=self._report_end, args=(rank, child), name="ranks", daemon=True).start()
+        for child in self._children:
+            threading.Thread(target=self._report_end, args=(child,), name="ranks", daemon=True).start()
 
-    def _report_end(self, rank: int, child: _Child) -> None:
-        status = child.process.wait()
-        if child in self._children:
-            self._on_lost(self._loss(_end_words(rank, status, child)))
-
-    def _first_failed(self) -> tuple[int, int] | None:
-        """Return a rank that sent its last words and still ends, and 1; None if there is none."""
-        for rank, child in enumerate(self._children, start=1):
-            if _last_words(child.connection)[0] == _FAILED:
-                return rank, 1
-        return None
+    def _report_end(self, child: _Child) -> None:
+        child.process.wait()
+        children = self._children
+        if child not in children or self._is_awaited:
+            return
+        error = self._lost_error(children)
+        if error is not None and child in self._children:
+            self._on_lost(error)
 
     def close(self) -> None:
         """End the other ranks."""
@@ -287,6 +296,32 @@ class RankProcesses:
             child.connection.close()
             child.process.kill()
             child.process.wait()
+
+
+def _first_ended(children: Sequence[_Child]) -> tuple[int, int] | None:
+    """Return a rank that ended, and its exit status; None if all others run on for `_END_S`.
+
+    After the end of one rank, the others fail, too. So one that a signal ended is preferred, and then the first.
+    """
+    first, until = None, time.monotonic() + _END_S
+    while True:
+        states = [(rank, child.process.poll()) for rank, child in enumerate(children, start=1)]
+        ended = [(rank, status) for rank, status in states if status is not None]
+        first = next(
+            ((rank, status) for rank, status in ended if status < 0), first or next(iter(ended), None)
+        )
+        is_clear = first is not None and first[1] < 0
+        if is_clear or len(ended) == len(states) or time.monotonic() > until:
+            return first
+        time.sleep(_POLL_S)
+
+
+def _first_failed(children: Sequence[_Child]) -> tuple[int, int] | None:
+    """Return a rank that sent its last words and still ends, and 1; None if there is none."""
+    for rank, child in enumerate(children, start=1):
+        if _last_words(child.connection)[0] == _FAILED:
+            return rank, 1
+    return None
 
 
 def _end_words(rank: int, status: int, child: _Child) -> str:
@@ -301,6 +336,12 @@ def _own_bytes(process: psutil.Process) -> int:
     """Return the resident memory of a process without memory that it shares, in bytes."""
     used = process.memory_info()
     return int(used.rss - getattr(used, "shared", 0))
+
+
+def _on_gpu_bytes(failure: Exception) -> int | None:
+    """Return the peak memory of this process on its GPU, in bytes; None if the failure is no lack of GPU memory."""
+    kind = lacking(failure)
+    return None if kind is None else kind.peak_bytes()
 
 
 def _out_of_memory(rank: int, taken_bytes: int) -> OutOfMemory:
@@ -365,7 +406,7 @@ class RankPlace(NamedTuple):
 
 
 def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None:
-    """Run a rank until the member ends. If it fails, the member gets the reason.
+    """Run a rank until the member ends. If it fails, the member gets the reason, and this process exits.
 
     Args:
         arguments: command line of the process.
@@ -383,13 +424,17 @@ def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None
         follow(place, *rest)
     except EOFError:
         return
-    except Exception as failure:
+    except Exception as failure:  # noqa: BLE001 - the member gets the reason
         words = _FAILED + as_ours(failure).message.encode()
         if is_out_of_memory(failure):
-            words = _OUT_OF_MEMORY + str(_own_bytes(psutil.Process())).encode()
+            on_gpu_bytes = _on_gpu_bytes(failure)
+            own_bytes = _own_bytes(psutil.Process()) if on_gpu_bytes is None else on_gpu_bytes
+            words = _OUT_OF_MEMORY + str(own_bytes).encode()
         with suppress(OSError):
             place.connection.sendall(words[:_MOST_WORDS])
-        raise
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # at once, because leaving a group of GPUs may wait for other ranks
 
 
 def memory_file(size: int) -> BinaryIO:

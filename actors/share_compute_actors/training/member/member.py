@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from share_compute.errors import ContributorLost, ShardStoreLost, ShareComputeError, StaleEpoch
+from share_compute.errors import ShardStoreLost, ShareComputeError, StaleEpoch
 from share_compute.protocol.member import MemberMachine
 from share_compute.protocol.member_events import Loaded
 from share_compute.protocol.membership import Worker
@@ -134,7 +134,7 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         said = pack_said(message, figures)
         self._unacknowledged.add(coordinator.receive.remote(self._setup.worker, key, said), key, said)
 
-    def _end(self, lost: ContributorLost) -> None:
+    def _end(self, lost: ShareComputeError) -> None:
         """End this process, because a rank of it was lost; the coordinator gets the error first, if it answers."""
         coordinator, key = self._coordinator
         answer = coordinator.receive.remote(self._setup.worker, key, pack_said(lost, None))

@@ -22,7 +22,7 @@ import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from share_compute.errors import ContributorLost
+from share_compute.errors import ShareComputeError
 from share_compute.files.strict import StrictModel
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
@@ -80,7 +80,7 @@ class Ranks(RankProcesses):
         count: int,
         threads: int,
         deadline_s: float,
-        on_lost: Callable[[ContributorLost], None] = lambda _: None,
+        on_lost: Callable[[ShareComputeError], None] = lambda _: None,
         operators: OperatorsSpec = NO_STRATEGIES,
         lent_devices: int = 1,
     ) -> None:

@@ -60,7 +60,7 @@ class SummedLinear(nn.Module):
     def __init__(self, layer: nn.Module, bias: Tensor | None, group: RankGroup) -> None:
         super().__init__()
         self.layer = layer
-        self._bias = bias
+        self.register_buffer("bias", bias, persistent=False)
         self._sum = group.sum
 
     @property
@@ -70,8 +70,11 @@ class SummedLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply this rank's part of the inputs, ``[..., in / ranks]``; return the whole outputs ``[..., out]``."""
-        outputs = self._sum(self.layer(inputs))
-        return outputs if self._bias is None else outputs + self._bias
+        outputs, bias = (
+            self._sum(self.layer(inputs)),
+            self._buffers["bias"],
+        )  # faster than an attribute lookup
+        return outputs if bias is None else outputs + bias
 
     __call__ = forward
     """Alias that bypasses `nn.Module.__call__`, which searches for hooks."""

@@ -83,9 +83,10 @@ class ParallelismSpec(SelectionSpec):
         """Number of processes on each machine that compute each layer together."""
         return self.tensor
 
-    @staticmethod
-    def _most_ranks(machine: Labelled) -> int:
-        return machine.most_training_ranks
+    def _why_too_small(self, machine: Labelled) -> str | None:
+        if machine.most_training_ranks < self.ranks <= machine.most_ranks:
+            return "its GPUs cannot train together: the ranks of parallelism.tensor share parameters in main memory"
+        return super()._why_too_small(machine)
 
     def _with_ranks(self, machine: str) -> str:
         return f"{machine} that computes with {self.ranks} CPU threads or more"

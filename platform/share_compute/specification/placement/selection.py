@@ -55,25 +55,27 @@ class SelectionSpec(SpecModel):
         """Number of processes on each machine that compute each layer together."""
         return 1
 
-    @staticmethod
-    def _most_ranks(machine: Labelled) -> int:
-        return machine.most_ranks
-
     def allows(self, machine: Labelled) -> bool:
         """Return whether the machine may be used."""
         return self.why_not(machine) is None
 
     def why_not(self, machine: Labelled) -> str | None:
         """Return why the machine is not used, in words; None if it may be used."""
-        most = self._most_ranks(machine)
-        if self.ranks > most:
-            return f"too small: it can run {most} of the {self.ranks} ranks of parallelism.tensor"
+        small = self._why_too_small(machine)
+        if small is not None:
+            return small
         avoided = next((each for each in self.avoid if matches(each, machine)), None)
         if avoided is not None:
             return f"avoided by the job: parallelism.avoid names {avoided}"
         if self.only and not any(matches(each, machine) for each in self.only):
             return f"avoided by the job: parallelism.only names {listed(self.only)}"
         return None
+
+    def _why_too_small(self, machine: Labelled) -> str | None:
+        """Return why the machine cannot run all ranks, in words; None if it can."""
+        if self.ranks <= machine.most_ranks:
+            return None
+        return f"too small: it can run {machine.most_ranks} of the {self.ranks} ranks of parallelism.tensor"
 
     @property
     def words(self) -> str:

@@ -22,7 +22,7 @@ from share_compute.specification.synchronization import MOST_BRANCHES
 from share_compute_actors.group.naming import gpu_options
 from share_compute_actors.machine.confine import landlock_version
 from share_compute_actors.machine.cores import on_cores, share_cores
-from share_compute_actors.machine.device import measured_device
+from share_compute_actors.machine.device import join_process_group, measured_device
 from share_compute_actors.machine.head import Head
 from share_compute_actors.machine.launch import RayNode, ray_environment
 from share_compute_actors.machine.node import NodeLimits, start_node
@@ -96,6 +96,30 @@ def test_another_gpu_than_the_measured_one_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ContributorLost, match=r"GPU bb-2 was measured, but .* see no GPU"):
         measured_device("cuda", ["bb-2"])
+
+
+@pytest.mark.parametrize(("kind", "library"), [("cpu", "gloo"), ("cuda", "nccl")])
+def test_devices_are_connected_when_they_have_joined(
+    kind: DeviceKind, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL connects later unless torch gets the device, and would then choose among all network devices."""
+    joined: dict[str, Any] = {}
+
+    def init(backend: str, **options: Any) -> None:
+        found = os.environ["NCCL_SOCKET_IFNAME"], os.environ["GLOO_SOCKET_IFNAME"]
+        joined.update(backend=backend, device=options["device_id"], names=found)
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", init)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth1")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    join_process_group(kind, 1, 2, tmp_path, 60)
+    device = torch.device("cuda", 1) if kind == "cuda" else None
+    assert (joined["backend"], joined["device"]) == (library, device)
+    assert len(set(joined["names"])) == 1
+    assert joined["names"][0].startswith("lo")
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "eth1"
+    assert "GLOO_SOCKET_IFNAME" not in os.environ
 
 
 @pytest.mark.parametrize("branches", [1, 3, 8, MOST_BRANCHES])

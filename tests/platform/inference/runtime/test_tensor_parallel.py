@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+import torch
 from tests.platform.inference.runtime.stages import LAYERS, MODELS, SMALL, small_config
-from torch import Tensor
+from torch import Tensor, nn
 
 from share_compute.errors import UserError
-from share_compute.inference.runtime.tensor_parallel import require_divisible
+from share_compute.inference.runtime.tensor_parallel import SummedLinear, require_divisible
 from share_compute.inference.runtime.tensor_stage import TensorStage
 from share_compute.shards import Shard
 
@@ -63,3 +64,11 @@ def test_models_that_ranks_cannot_divide_are_refused(
 def test_models_that_ranks_can_divide_pass_the_early_check() -> None:
     for model_type in ("llama", "gemma2", "gpt_neox"):
         require_divisible(small_config(model_type), 2)
+
+
+@pytest.mark.parametrize("bias", [torch.ones(3), None])
+def test_a_part_moves_to_a_device_as_a_whole(bias: Tensor | None) -> None:
+    layer = SummedLinear(nn.Linear(4, 3, bias=False), bias, Ranks(0, 2))
+    assert layer(torch.zeros(2, 4)).tolist() == ([[1.0] * 3] * 2 if bias is not None else [[0.0] * 3] * 2)
+    moved = layer.to("meta")(torch.zeros(2, 4, device="meta"))
+    assert (moved.shape, moved.device.type) == ((2, 3), "meta")
