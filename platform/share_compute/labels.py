@@ -42,7 +42,7 @@ class Labelled(Protocol):
 
     @property
     def most_training_ranks(self) -> int:
-        """The same number for a member that trains."""
+        """Largest number of processes that can compute the layers of a training member together."""
 
 
 def _checked(labels: dict[str, str]) -> dict[str, str]:

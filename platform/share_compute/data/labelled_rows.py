@@ -104,7 +104,7 @@ def column_blocks(file: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple
         UserError: a line of a .jsonl file is no JSON object.
         OSError: the file cannot be read.
         ValueError: the file is malformed.
-        pyarrow.ArrowException: the same.
+        pyarrow.ArrowException: the file is malformed.
     """
     match file.suffix:
         case ".parquet":
@@ -122,7 +122,7 @@ def column_blocks(file: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple
 
 
 def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a .jsonl file with the numbers of their lines; empty lines are left out."""
+    """Yield (line number, row) of a .jsonl file; empty lines are left out."""
     with open_unlinked(file) as source, io.TextIOWrapper(source, "utf-8-sig") as text:
         for number, line in enumerate(text, start=1):
             if line.strip():

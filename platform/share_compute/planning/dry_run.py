@@ -64,7 +64,7 @@ def dry_run(
 
     Raises:
         PlanInfeasible: without ``serving``, the machines cannot train the model; with ``serving``, they cannot serve
-            these requests. Or the job may use none of the machines.
+            these requests. Also if the job may use none of the machines.
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
     topology, left_out = selected(spec.parallelism, topology)
@@ -106,7 +106,7 @@ def _planned(
 
 
 def selected(selection: SelectionSpec, topology: Topology) -> tuple[Topology, tuple[IdleMachine, ...]]:
-    """Return the topology of the machines that the job may use, and the others with the reason.
+    """Return the topology of the machines that the job may use, and the excluded machines with the reasons.
 
     Raises:
         PlanInfeasible: the job may use none of the machines.

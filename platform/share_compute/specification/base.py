@@ -42,7 +42,8 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
 def known_tag(field: str, names: Sequence[str], what: str) -> WrapValidator:
     """Return a validator of a tagged union that checks the tag in ``field``; see `known`.
 
-    Errors inside the union then have the path of the field in the document, without the tag that pydantic puts into it.
+    Errors inside the union then have the path of the field in the document, without the tag that pydantic adds to the
+    path.
     """
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -88,7 +89,7 @@ TextPath = Annotated[Path, AfterValidator(_writable)]
 
 
 def _switch(value: Any) -> Any:
-    """Return the word that a YAML file has, where YAML 1.1 reads ``on`` and ``off`` as a boolean."""
+    """Restore the word of a YAML file if YAML 1.1 read ``on`` or ``off`` as a boolean."""
     return ("on" if value else "off") if isinstance(value, bool) else value
 
 

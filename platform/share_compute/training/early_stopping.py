@@ -66,7 +66,7 @@ class EarlyStopping:
 
 
 def reaches(target: TargetSpec, figures: Mapping[str, float]) -> bool:
-    """Return whether a validation is at least as good as the value at which the job ends."""
+    """Return whether a validation is at least as good as the target value of the job."""
     value = figures.get(target.figure)
     if value is None:
         return False
@@ -74,5 +74,5 @@ def reaches(target: TargetSpec, figures: Mapping[str, float]) -> bool:
 
 
 def named(metric: str) -> str:
-    """Return the name of a metric as it is in sentences."""
+    """Return the name of a metric for use in sentences."""
     return metric.replace("_", " ")

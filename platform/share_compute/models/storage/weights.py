@@ -343,7 +343,7 @@ def copy_into(
 def sweep_partial(parent: Path) -> None:
     """Remove incomplete and replaced folders that `FolderWriter` left in subfolders of ``parent``.
 
-    If the writer ended before it put the new folder in place, the replaced folder gets its name back.
+    If the writer ended before it renamed the new folder, restore the replaced folder.
     """
     for partial_folder in parent.glob("*/.*.partial"):
         shutil.rmtree(partial_folder, ignore_errors=True)
