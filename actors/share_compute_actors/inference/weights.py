@@ -2,7 +2,7 @@
 
 The server of a replica imports this module. To keep this import fast, only the process of the actor imports torch.
 Members that an earlier server left need no weights, so the actor imports torch only when a member asks for weights, or
-some time after its start. Otherwise the import would delay their streams, which wait for the processor as well.
+some time after its start. Otherwise the import would take processor time from their streams.
 """
 
 from __future__ import annotations

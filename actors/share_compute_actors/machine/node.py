@@ -101,7 +101,7 @@ def start_node(
 
 
 def _device_environment(gpus: tuple[str, ...]) -> dict[str, str]:
-    # Ray must not replace CUDA_VISIBLE_DEVICES in its actors, whether they request a part of the GPU (members) or none
-    # (the actor that measures it). GPUs are named by their UUIDs, because CUDA and the driver may number them in
+    # Ray must not replace CUDA_VISIBLE_DEVICES in its actors. Members request a part of the GPU; the actor that
+    # measures the GPU requests none. GPUs are named by their UUIDs, because CUDA and the driver may number them in
     # different orders.
     return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}

@@ -1,7 +1,7 @@
 """Ranks of a member: child processes that compute its layers together with it (``parallelism.tensor``).
 
 The member is rank 0. It sends commands through a socket to each other rank, which answers with one byte when it is
-ready, or with its last words before it ends: a reason, or the memory that it had when memory was lacking.
+ready, or before it ends with its last words: a reason, or its memory size if memory was lacking.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class RankDevices(NamedTuple):
 
     @classmethod
     def of(cls, kind: DeviceKind, lent: int) -> Self:
-        """Return the devices of a machine of which ``lent`` of one kind are lent together."""
+        """Return the devices for ranks, when ``lent`` devices of one kind are lent together."""
         return cls(kind, lent, not KINDS[kind].uses_main_memory)
 
     def cores(self, rank: int) -> Sequence[int]:
-        """Return the processors of a rank's part of the CPU; empty if it may use all, or computes on a GPU."""
+        """Return the processors of a rank's part of the CPU; empty if the rank may use all, or computes on a GPU."""
         return share_cores(self.lent)[rank] if self.lent > 1 and self.kind == "cpu" else ()
 
 
@@ -78,15 +78,15 @@ class _Child(NamedTuple):
 class RankProcesses:
     """The other ranks of a member.
 
-    Use them on one thread only, which must live as long as the member: the ranks end with it.
+    Use this object on a single thread that lives as long as the member: the ranks end with that thread.
 
     Args:
         module: module that the ranks run; it calls `follow_member`.
-        count: number of ranks, with the member itself.
+        count: number of ranks, including the member itself.
         threads: CPU threads of the machine, which the ranks share.
         deadline_s: longest wait for another rank, in seconds.
-        on_lost: called before an error is raised because a rank was lost. The others are ended by then.
-        devices: devices of the machine. If several are lent together, each rank has one of its own.
+        on_lost: called before an error about a lost rank is raised. The other ranks have been ended by then.
+        devices: devices of the machine. If several are lent together, each rank has its own device.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class RankProcesses:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the other ranks, without memory that they share. Callable on any thread."""
+        """Memory of the other ranks in bytes, without memory that they share. Callable on any thread."""
         found = 0
         for process_id in self.process_ids:
             with suppress(psutil.NoSuchProcess):
@@ -133,8 +133,8 @@ class RankProcesses:
 
         Args:
             rank: number of the rank, from 1, in order.
-            arguments: texts that its function for `follow_member` gets.
-            files: descriptors that it inherits, under the same numbers.
+            arguments: texts for the rank's function in `follow_member`.
+            files: descriptors that the rank inherits, under the same numbers.
         """
         if not self._children:
             self._kills_before = out_of_memory_kills()
@@ -162,7 +162,7 @@ class RankProcesses:
         """Wait until all other ranks have carried out the last command.
 
         Args:
-            limit_s: longest wait in seconds; None for that of all waits.
+            limit_s: longest wait in seconds; None for the common limit.
         """
         with self.computing():
             for child in self._children:
@@ -175,8 +175,8 @@ class RankProcesses:
     def computing(self) -> Iterator[None]:
         """Raise ContributorLost if the context fails while another rank has ended or is unresponsive.
 
-        Raise OutOfMemory if any rank lacked memory. The member itself can continue then, as without ranks. After any
-        other error, too, the other ranks are ended, because they may wait for a tensor.
+        Raise OutOfMemory if any rank lacked memory. The member itself can then continue, as it could without ranks. The
+        other ranks are also ended after any other error, because they may wait for a tensor.
         """
         try:
             yield
@@ -184,16 +184,16 @@ class RankProcesses:
             lost = self._short_of_memory(failure) or self._lost(failure)
             self._end()
             if isinstance(lost, ContributorLost):
-                self._on_lost(lost)  # first, because leaving a group of GPUs may wait for ranks that ended
+                self._on_lost(lost)  # close first, because leaving a group of GPUs may wait for ended ranks
             self.close()
             if lost is None:
                 raise
             raise lost from failure
 
     def _short_of_memory(self, failure: Exception) -> OutOfMemory | None:
-        """Return the error for a rank that lacked memory, this one included; None if no rank did."""
+        """Return the error for a rank that lacked memory, including this one; None if no rank did."""
         if isinstance(failure, OutOfMemory):
-            return None  # this context is around another one, which has closed the ranks
+            return None  # this context is inside another one, which has closed the ranks
         if is_out_of_memory(failure):
             return _out_of_memory(0, psutil.Process().memory_info().rss + self.resident_bytes)
         if not isinstance(failure, (RuntimeError, OSError)):
@@ -201,7 +201,7 @@ class RankProcesses:
         for rank, child in enumerate(self._children, start=1):
             kind, words = _last_words(child.connection)
             if kind == _OUT_OF_MEMORY and words.isdigit():
-                # All ranks have equal parts, and others may have ended by now.
+                # All ranks have equal parts, and other ranks may have ended by now.
                 others_bytes = (self.count - 1) * int(words)
                 return _out_of_memory(rank, psutil.Process().memory_info().rss + others_bytes)
         return None
@@ -225,7 +225,7 @@ class RankProcesses:
                 return killed
             what = _end_words(rank, status, self._children[rank - 1])
         elif isinstance(failure, RuntimeError) and "timed out" not in str(failure).lower():
-            return None  # all ranks run, and this one has failed
+            return None  # all ranks still run, so this rank has failed
         elif self._children:
             what = f"a rank did not answer within {self.deadline_s:g} s"
         else:
@@ -240,9 +240,10 @@ class RankProcesses:
         )
 
     def _first_ended(self) -> tuple[int, int] | None:
-        """Return a rank that ended, and its exit status; None if all others run on for `_END_S`.
+        """Return a rank that ended, and its exit status; None if all others still run after `_END_S`.
 
-        After the end of one rank, the others fail, too. So one that a signal ended is preferred, and then the first.
+        After the end of one rank, the others fail, too. So a rank that was ended by a signal is preferred, then the
+        first one.
         """
         first, until = None, time.monotonic() + _END_S
         while True:
@@ -257,9 +258,9 @@ class RankProcesses:
             time.sleep(_POLL_S)
 
     def watch(self) -> None:
-        """Call ``on_lost`` when another rank ends, on a thread of its own.
+        """Call ``on_lost`` on a separate thread when another rank ends.
 
-        This is needed where a sum with a rank that ended blocks until the deadline, as on GPUs.
+        Without this, a sum with an ended rank blocks until the deadline on GPUs.
         """
         for rank, child in enumerate(self._children, start=1):
             threading.Thread(target=self._report_end, args=(rank, child), name="ranks", daemon=True).start()
@@ -270,7 +271,7 @@ class RankProcesses:
             self._on_lost(self._loss(_end_words(rank, status, child)))
 
     def _first_failed(self) -> tuple[int, int] | None:
-        """Return a rank that sent its last words and still ends, and 1; None if there is none."""
+        """Return a rank that sent its last words but still runs, and exit status 1; None if there is none."""
         for rank, child in enumerate(self._children, start=1):
             if _last_words(child.connection)[0] == _FAILED:
                 return rank, 1
@@ -289,7 +290,7 @@ class RankProcesses:
 
 
 def _end_words(rank: int, status: int, child: _Child) -> str:
-    """Return what happened to a rank that ended with this exit status, in words."""
+    """Return a text about the end of a rank with this exit status."""
     if status < 0:
         return f"rank {rank} was ended by signal {-status}"
     kind, words = _last_words(child.connection)
@@ -317,7 +318,7 @@ def _out_of_memory(rank: int, taken_bytes: int) -> OutOfMemory:
 
 
 def _last_words(connection: socket.socket) -> tuple[bytes, str]:
-    """Return the kind and the content of the last words that a rank sent before it ended, which stay readable."""
+    """Return the kind and the content of the last words that a rank sent before it ended; they stay readable."""
     with suppress(OSError):
         connection.settimeout(0)
         sent = connection.recv(_MOST_WORDS, socket.MSG_PEEK).lstrip(READY)
@@ -326,7 +327,7 @@ def _last_words(connection: socket.socket) -> tuple[bytes, str]:
 
 
 class RankPlace(NamedTuple):
-    """A rank, as its own process knows it."""
+    """A rank, seen from its own process."""
 
     connection: socket.socket
     """Socket to the member."""
@@ -364,11 +365,12 @@ class RankPlace(NamedTuple):
 
 
 def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None:
-    """Run a rank until the member ends. If it fails, the member gets the reason.
+    """Run a rank until the member ends. If the rank fails, the member gets the reason.
 
     Args:
         arguments: command line of the process.
-        follow: carries out the commands of the member; gets the `RankPlace`, and the arguments given to `launch`.
+        follow: function that carries out the commands of the member, given the `RankPlace` and the arguments of
+            `launch`.
     """
     file, rank, count, threads, deadline_s, kind, *rest = arguments
     place = RankPlace(
@@ -392,7 +394,7 @@ def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None
 
 
 def memory_file(size: int) -> BinaryIO:
-    """Return a file of ``size`` bytes without a name, in main memory where the system has such files."""
+    """Return an unnamed file of ``size`` bytes, in main memory if the system supports it."""
     if sys.platform == "linux":
         file: BinaryIO = os.fdopen(os.memfd_create("ranks"), "w+b")
     else:
@@ -402,7 +404,7 @@ def memory_file(size: int) -> BinaryIO:
 
 
 def mapped(file: int, size: int) -> Tensor:
-    """Return a file as bytes that all processes share, ``[size]``, uint8; mapped as long as the tensor is used."""
+    """Map a file that all processes share, ``[size]``, uint8; it stays mapped as long as the tensor is used."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)

@@ -103,7 +103,7 @@ class Coordinator(AttemptActor):
 
         Args:
             actor: name of its actor.
-            reason: what it answered, for the user.
+            reason: its answer, for the user.
         """
         self._branch_mail.accused.put((actor, reason))
 
