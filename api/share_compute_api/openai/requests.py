@@ -308,7 +308,7 @@ class ChatRequest(TextRequest):
     @field_validator("tool_choice")
     @classmethod
     def _choice_is_in_tools(cls, value: Any, info: ValidationInfo) -> Any:
-        if "tools" not in info.data:  # they are wrong, which is an error of its own
+        if "tools" not in info.data:  # these fields are wrong, which is reported separately
             return value
         names = [tool.function.name for tool in info.data["tools"] or ()]
         if isinstance(value, NamedTool) and value.function.name not in names:

@@ -106,7 +106,7 @@ def at_commit_of(spec: Job, first: Job) -> Job:
 
 
 def _with_hub_model(spec: AnyNamed, context: Context, caller: ApiKeyRecord, *, fetches: bool) -> AnyNamed:
-    """Return a copy of the job in which a model of the Hub has its commit, and the upload with its files."""
+    """Return a copy of the job in which a model of the Hub has its commit, and the upload with the model's files."""
     if isinstance(spec, SweepJob):
         with below("job"):
             job = _with_hub_model(spec.job, context, caller, fetches=fetches)
@@ -169,7 +169,7 @@ def users(store: Store) -> Callable[[Path], Sequence[str]]:
     """Return a function that lists the ids of the jobs and live deployments that use, or will use, a given folder."""
 
     def named(folder: Path) -> list[str]:
-        # Jobs come first: a link that starts in between is still in the list of jobs.
+        # Read jobs first: a link that starts in between is then still in the list of jobs.
         found: list[tuple[str, Named]] = [(job.id, job.spec) for job in store.jobs.with_needed_files()]
         found += [(one.id, one.spec) for one in store.deployments.list()]
         return [name for name, spec in found if any(path.is_relative_to(folder) for path, _ in _paths(spec))]

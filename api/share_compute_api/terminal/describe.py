@@ -105,7 +105,7 @@ def rows_text(job: JobRecord) -> str | None:
 
 
 def protection_text(job: JobRecord) -> str | None:
-    """Return a text that says whether a running training job loses no step if any one machine is lost.
+    """Return text about whether a running training job can lose any one machine without losing a step.
 
     Return None for any other job.
     """

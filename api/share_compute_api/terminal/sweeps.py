@@ -1,4 +1,4 @@
-"""Summaries of sweeps: how many of their trials run, wait and have ended, and the best result."""
+"""Summaries of sweeps: the numbers of trials that run, wait and have ended, and the best result."""
 
 from __future__ import annotations
 

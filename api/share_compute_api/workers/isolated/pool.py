@@ -159,7 +159,7 @@ class IsolatedProcesses:
             except UserError as failure:
                 if "code" in failure.details:  # a limit was reached
                     raise
-                known = copy.copy(failure)  # without the traceback, whose frames hold the question
+                known = copy.copy(failure)  # drop the traceback, whose frames hold the question
             with self._lock:
                 self._known[key] = known
                 if len(self._known) > _MOST_KNOWN:
@@ -308,10 +308,10 @@ class _Runner:
         return self._process.ask(question, self._limits.time_s)
 
     def _ask_with_torch(self, question: Question[Result]) -> Result:
-        """Ask a process with torch, which ends then: it takes several times the memory of the others."""
+        """Ask a process with torch, and end it afterwards, because it takes several times the memory of the others."""
         self._drop()
         self._process = _started(self._limits, has_torch=True)
-        if self._has_ended:  # `end` found no process that it could interrupt
+        if self._has_ended:  # `end` found no process to interrupt
             raise _ending()
         try:
             answer = self._process.ask(question, self._limits.time_s)
