@@ -26,7 +26,7 @@ const queries = new QueryClient({
   },
 });
 
-// Prefetched while the frame is drawn, since most users open this page first.
+// Prefetched while the frame is drawn, because most users open this page first.
 onSession((session) => {
   if (session.state === "in" && may(session.key, "read") && location.pathname === "/") void queries.prefetchQuery(cluster);
 });

@@ -35,7 +35,7 @@ export function useJobNotifications(): void {
       const session = currentSession();
       if (session.state !== "in" || !concerns(job, session.key.id, watching().jobs)) return;
       if (Notification.permission !== "granted") return;
-      // The tag keeps several tabs from showing one each.
+      // The tag prevents several tabs from each showing a notification.
       const shown = new Notification(`${job.name}: ${t(state)}`, { body: translated(reason), tag: id, icon: "/icon.svg" });
       shown.onclick = () => {
         focus();

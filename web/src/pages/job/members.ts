@@ -32,8 +32,8 @@ export function useMembers(job: Pick<Job, "id" | "plan">): Members | undefined {
 }
 
 /**
- * How each machine of the job went: members of the plan that the cluster reports as gone, before the job has a new
- * plan, and those that earlier plans had; the last event counts.
+ * How each former machine of the job left: members of the plan that the cluster reports as gone before there is a new
+ * plan, and members of earlier plans. The last event counts.
  */
 export function departuresOf(members: Members, events: readonly ClusterEvent[]): Map<string, Departure> {
   const found = new Map<string, Departure>();
