@@ -34,7 +34,7 @@ void startSession();
 
 /** The nonce for styles that the server's Content-Security-Policy allows; Vite puts it into this tag. */
 const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? "";
-// Mantine's scroll lock behind dialogs adds a style element of its own.
+// Mantine's scroll lock behind dialogs adds its own style element.
 setNonce(nonce);
 
 followDensity();

@@ -1,7 +1,7 @@
 """Compiles layers with ``torch.compile``, and measures whether compiled layers are faster.
 
-Each layer is compiled by itself, so a layer computes the same bits in each stage that holds it. Compiled and eager
-layers may differ in the last bits. So all members of a job or deployment must compute in the same way; see
+Each layer is compiled separately, so it computes the same bits in each stage that holds it. Compiled and eager layers
+may differ in the last bits. So all members of a job or deployment must compute in the same way; see
 docs/decisions/0036-one-choice-of-compiled-code-per-job.md.
 """
 

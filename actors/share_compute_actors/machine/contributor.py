@@ -47,7 +47,7 @@ class ContributorActor:
     def probe(
         self, memory_bytes: int, cpu_threads: int, device: str, beside: int = 0, devices: int = 1
     ) -> str:
-        """Measure the lent devices, each in a process of its own; return a list of `Device` as JSON.
+        """Measure the lent devices, each in a separate process; return a list of `Device` as JSON.
 
         Devices that are lent together are measured at the same time, as members use them. Parts of a CPU have equal
         parts of memory, threads and processors.

@@ -97,7 +97,7 @@ def start_head(
         settings: settings of the server; the token and Ray's tables are kept in its data folder.
         children: starts the head as a child process; ``children.folder`` must have a short path.
         advertise_address: IP address at which contributors reach this machine.
-        beside: called just before the head starts, to start processes that connect to it when it runs.
+        beside: called just before the head starts, to start processes that will connect to the head.
 
     Raises:
         Conflict: the port is taken, the range has too few free ports, or a data root contains the data folder.

@@ -58,8 +58,8 @@ def start_node(
     """Start this machine's node, confined to its own folders, and wait until it is registered.
 
     Args:
-        children: starts the node as a child process. ``children.folder`` must have a short path and belong to this node
-            alone.
+        children: starts the node as a child process. ``children.folder`` must have a short path and belong only to this
+            node.
         access: address of the head, the cluster's token, and settings of the node.
         limits: resources that the node may use.
         ports: ports that the node may listen on.

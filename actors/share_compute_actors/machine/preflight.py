@@ -162,7 +162,7 @@ def check_walls() -> CheckResult:
 
 
 def check_listening(address: str) -> CheckResult:
-    """Check whether this machine can listen at an IP address, which must be one of its own."""
+    """Check whether this machine can listen at an IP address, which must belong to this machine."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         socket.create_server((address, 0), family=family).close()

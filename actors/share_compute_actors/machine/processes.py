@@ -137,7 +137,7 @@ class Child:
         return list(self._family.values())
 
     def known(self) -> list[psutil.Process]:
-        """Return what the last call of `family` found, without looking for further descendants; some may have ended."""
+        """Return the result of the last `family` call, without searching again; some processes may have ended."""
         return list(self._family.values())
 
     def log_tail(self, lines: int = 20) -> str:
@@ -219,7 +219,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class ChildProcesses:
-    """Starts and ends children of this process, and lists them in a file, so that a later run can end any that remain.
+    """Starts and ends child processes, and lists them in a file, so that a later run can end remaining ones.
 
     Args:
         folder: folder for the list and for the output of the children; only one process may use it at a time.

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def supervise_gcs(script: Path) -> None:
-    """Write a script that restarts an ended GCS, and let this process start the script in place of the GCS."""
+    """Write a script that restarts an ended GCS, and make this process start the script instead of the GCS."""
     program = shlex.quote(services.GCS_SERVER_EXECUTABLE)
     script.write_text(_SCRIPT.format(program=program, sound_s=SOUND_S))
     script.chmod(0o700)
@@ -145,7 +145,7 @@ def _start_process(start: Callable[..., Any], command: list[str], process_type: 
 
 
 def with_idle_agents(raylet: Sequence[str]) -> list[str]:
-    """Return the command of a raylet, with `idle_agent` in place of the commands of its two agents."""
+    """Return the command of a raylet, with `idle_agent` instead of the commands of its two agents."""
     given = dict(word[2:].split("=", 1) for word in raylet if word.startswith("--") and "=" in word)
     ports = {
         "--dashboard_agent_command": [f"{name}=-1" for name in _DASHBOARD_PORTS],

@@ -12,7 +12,7 @@ FIRST_DELAY_S = 1.0
 
 
 class ProcessLosses:
-    """Counts the losses of each process in sequence. Progress of the process between two losses resets its count.
+    """Counts the consecutive losses of each process. Progress of the process between two losses resets its count.
 
     The caller leaves out losses of machines.
     """

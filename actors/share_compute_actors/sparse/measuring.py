@@ -67,7 +67,7 @@ class PassMeasuring:
         self._servers = list(servers)
 
     def go_on(self, servers: Sequence[Any], workers: Sequence[Any]) -> bool:
-        """Begin, or begin again after a loss; return whether a machine was lost since the last call.
+        """Begin, or restart after a loss; return whether a machine was lost since the last call.
 
         Raises:
             ShareComputeError: a worker failed.

@@ -301,7 +301,7 @@ class SparseServer:
         return [log.table.digest(), log.length]
 
     async def rows(self, number: int, first: int, count: int) -> bytes:
-        """Return the weights of rows of a range that is not trained any more; none after the last one.
+        """Return the weights of rows of a range after its training; none after the last row.
 
         Args:
             number: index of the range.
@@ -443,7 +443,7 @@ class SparseServer:
             self._carry_out(number, effect)
 
     def _fail(self, hosted: _Hosted, failure: ShareComputeError) -> None:
-        """Answer all present and later calls of a range with an error, because its log cannot grow any more."""
+        """Answer all present and later calls of a range with an error, because its log can no longer grow."""
         hosted.failure = hosted.failure or failure
         hosted.release(hosted.failure)
 

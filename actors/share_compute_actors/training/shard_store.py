@@ -297,7 +297,7 @@ class ShardStore:
         require_unchanged(state, self._train_samples, digest_of(self._prepared))
         if self._assignment.branch is not None:
             self._version = int(state.get("version", self._assignment.branch.version))
-        # A job keeps its first number of microbatches, because the order of additions depends on this number.
+        # A job never changes its number of microbatches, because the order of additions depends on this number.
         self._microbatches = self._microbatches or state.get("microbatches")
         if sum(state.get("runs", ())) == (self._microbatches or 0) * self._slices:
             self._runs = tuple(state["runs"])
@@ -325,7 +325,7 @@ class ShardStore:
 
         Args:
             runs: `SummationTree.runs`; their sum is the number of microbatches in a batch.
-            boundaries: compression at the boundaries between stages, as JSON; None for none.
+            boundaries: compression at the boundaries between stages, as JSON; None for no compression.
         """
         self._spec = self._spec.with_microbatches(sum(runs))
         self._runs = tuple(runs)

@@ -132,7 +132,7 @@ class AgentClient:
         return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat", json=body)
 
     def rejoin(self, wanted: RejoinRequest | None = None) -> ClusterAccess:
-        """Rejoin the cluster; return what the machine needs to start its Ray node.
+        """Rejoin the cluster; return the data that the machine needs to start its Ray node.
 
         Pass ``wanted`` after a restart of this agent, and leave it out otherwise.
         """

@@ -111,7 +111,7 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
 
     Raises:
         UserError: the machine has too few threads or too little memory, or too little memory is lent, or a rate is too
-            low for so many devices.
+            low for this many devices.
     """
     if len(devices) == 1:
         return (replace(options, device=devices[0]),)

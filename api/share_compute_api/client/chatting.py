@@ -203,7 +203,7 @@ class StreamedAnswer:
         """Return the delay before the next connection, in seconds: 0 before the first one.
 
         Raises:
-            Unavailable: the stream ended early, and cannot be resumed (any more).
+            Unavailable: the stream ended early, and cannot be resumed or not in time.
         """
         if not self._has_begun:
             return 0.0
@@ -247,7 +247,7 @@ class StreamedAnswer:
         return [*_texts(item.data)] if item.data and not self.is_done else []
 
     def broke(self, failure: httpx.TransportError) -> None:
-        """Record a broken connection; raise the failure if the stream cannot be resumed (any more)."""
+        """Record a broken connection; raise the failure if the stream cannot be resumed, or not in time."""
         if self._id is None:
             raise failure
         self._require_time(str(failure) or type(failure).__name__)

@@ -426,5 +426,5 @@ class Cluster:
 
 
 def for_url(address: str) -> str:
-    """Return an IP address as it is written in URLs: IPv6 in brackets."""
+    """Return an IP address in its form for URLs: IPv6 in brackets."""
     return f"[{address}]" if ":" in address else address

@@ -175,7 +175,7 @@ class TextRequest(TokenOptions, ApiRequest):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def without_prompt(self) -> Self:
-        """Return a copy with an empty prompt, for storing the request beside the tokens of its prompts."""
+        """Return a copy with an empty prompt, for storing the request together with the tokens of its prompts."""
         return self
 
     @property

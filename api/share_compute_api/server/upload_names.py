@@ -38,7 +38,7 @@ def resolved(
         context: the server's context.
         caller: the key that submits the job; uploads and results of other keys are treated as missing.
         reads_data: whether the job's data will be read. False for a plan, which reads only the model: server paths in
-            the fields of data files then stay as they are.
+            the fields of data files then stay unchanged.
         fetches: whether a model of the Hub is fetched. If not, a model that has not been fetched gets no path, and a
             training job gets the model's configuration.
 
@@ -85,7 +85,7 @@ def resolved(
 
 
 def at_commit_of(spec: Job, first: Job) -> Job:
-    """Return a copy of a job, with the commit of ``first`` if both have the same model of the Hub, and it names none.
+    """Return a copy of a job, with the commit of ``first`` if both have the same Hub model, and the job names none.
 
     A submission that is repeated then finds the first one, although its branch may have moved.
     """

@@ -81,7 +81,7 @@ class LinkStarter:
         """Start a waiting link; return the job afterwards.
 
         Raises:
-            UserError: the link cannot start; the hint says how to start it later, or what to do in its place.
+            UserError: the link cannot start; the hint says how to start it later, or suggests an alternative.
             Unavailable: the link could not be checked now.
         """
         self._require_submitter(job, name)

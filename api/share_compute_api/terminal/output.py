@@ -155,7 +155,7 @@ def print_fact(name: str, value: object, *, soft_wrap: bool = False) -> None:
 
 
 def _problems(failure: ShareComputeError) -> list[str]:
-    """Return the problems of an error for people: one for each invalid field, or the message of another error."""
+    """Return the printed problems of an error: one for each invalid field, or the error's message."""
     fields = failure.details.get("fields") or []
     if not fields:
         return [translated(failure.message)]

@@ -132,7 +132,7 @@ class WholeTable:
         return line
 
     def _title(self, cell: Text | None) -> Text:
-        """Return the first line of a paragraph: the first cell, after the name of its column if it is a number."""
+        """Return the first line of a paragraph: the first cell, preceded by its column's name if it is a number."""
         title = _bold(cell or Text("-"))
         return (
             Text.assemble((f"{self._names[0].plain} ", "dim"), title) if title.plain[:1].isdigit() else title

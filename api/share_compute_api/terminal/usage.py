@@ -31,9 +31,9 @@ _EMPTY = "is empty"
 
 
 class CheckedCommand(TyperCommand):
-    """Command that refuses empty arguments and paths; its help has names of arguments in capitals.
+    """Command that refuses empty arguments and paths; its help shows names of arguments in capitals.
 
-    A script that expands a variable without a value gives an empty argument. As a path it would be the working folder.
+    Scripts that expand an empty variable pass an empty argument, which would mean the working folder if it were a path.
     """
 
     def __init__(self, *given: Any, **options: Any) -> None:

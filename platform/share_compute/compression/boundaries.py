@@ -4,7 +4,7 @@ A boundary at layer ``l`` is between layer ``l - 1`` and layer ``l``. If the mod
 tensor, and the receiver decodes it. Otherwise `round_inside` encodes and decodes in the shard that holds both layers.
 So the place of the cut does not change the computed bits.
 
-A tensor that the codec refuses, because a value is not finite or too large, is passed on as it is. The checks of the
+A tensor that the codec refuses, because a value is not finite or too large, is passed on unchanged. The checks of the
 next stage then find the value, as they do without compression.
 """
 

@@ -70,7 +70,7 @@ def codec_of_update(training: TrainingSpec, version: int) -> Codec:
     """Return the codec of the update that makes a new version of the weights.
 
     Contributions with top-k may keep values at different indices. So the update keeps as many values as all
-    contributions together, up to all. Branches with their own weights receive the job's result as it is.
+    contributions together, up to all. Branches with their own weights receive the job's result unchanged.
     """
     policy = training.rounds
     assert policy is not None

@@ -177,7 +177,7 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
     """Return an image, resized, as ``[channels, height, width]``.
 
     Raises:
-        UserError: the file is no image, or the image is too large or damaged.
+        UserError: the file is not an image, or the image is too large or damaged.
     """
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - images only
 

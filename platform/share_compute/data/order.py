@@ -22,7 +22,7 @@ def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
     return order
 
 
-# Consecutive steps use the same pass or the next one, so few permutations are cached.
+# Successive steps use the same pass or the next pass, so only a few permutations are cached.
 _pass_order = lru_cache(maxsize=4)(keyed_permutation)
 
 

@@ -205,7 +205,7 @@ def parse_line(file: Path, number: int, line: str) -> dict[str, Any]:
         line: the line.
 
     Raises:
-        UserError: the line is no JSON object.
+        UserError: the line is not a JSON object.
     """
     hint = 'put one JSON object on each line, such as {"text": "..."}'
     try:

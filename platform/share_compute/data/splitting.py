@@ -61,7 +61,7 @@ def rows_at(rows: Rows, split: Split, indices: Sequence[int] | Rows) -> Rows:
 def split_rows(spec: TrainJob, counts: Sequence[int]) -> dict[Split, Rows]:
     """Return the rows of each split.
 
-    A split with its own files has all their rows; the rows of other splits are drawn at random.
+    A split with its own files has all rows of these files; the rows of other splits are drawn at random.
 
     Args:
         spec: the job.

@@ -1,7 +1,7 @@
 """Reads .csv files in batches, of which few are in memory at a time.
 
-The reader of pyarrow reads up to 32 blocks ahead, in a thread of its own: 128 MiB in blocks of 4 MiB. It has no option
-for fewer, so this module makes its reads wait. A waiting read holds one of the few threads of pyarrow that read files.
+The reader of pyarrow reads up to 32 blocks ahead, in its own thread: 128 MiB in blocks of 4 MiB. It has no option for
+fewer, so this module makes its reads wait. A waiting read holds one of the few threads of pyarrow that read files.
 Therefore few readers wait at a time; others read ahead as pyarrow does.
 """
 

@@ -1,4 +1,4 @@
-"""JSON files of models, which untrusted people write: nothing above a maximum size is read."""
+"""Reads JSON files of models, which are untrusted, with a limit on their size."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class DeviceOperations(ABC):
 
     @abstractmethod
     def total_bytes(self) -> int | None:
-        """Return the memory of the device; None if it has the machine's main memory and no limit of its own."""
+        """Return the memory of the device; None if it uses the machine's main memory without a separate limit."""
 
     @abstractmethod
     def peak_bytes(self) -> int | None:

@@ -79,7 +79,7 @@ def compare_policies(spec: TrainJob, topology: Topology, profile: ModelProfile) 
 
 
 class _Comparison:
-    """Rows of policies with rounds. Policies that differ only in what a merge computes are planned once."""
+    """Rows of policies with rounds. Policies that differ only in the computation of a merge are planned once."""
 
     def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile) -> None:
         self._spec, self._topology, self._profile = spec, topology, profile

@@ -7,9 +7,9 @@ links::
     R ranges       = max over machines of max(N * C * (s + b) / R / download, N * C * c / R / upload)
                      + max over machines of (N * U + U) * s / R / upload
 
-A machine is the server of s ranges and the backup of b ranges. It receives contributions for all of them, and sends
-those of its own c ranges that have a backup while it receives others. After the merge, it sends updates to all branches
-and to the control plane's machine.
+A machine is the server of s ranges and the backup of b ranges. It receives contributions for all of them. Meanwhile it
+sends to backups the contributions for those c of its s ranges that have one. After the merge, it sends updates to all
+branches and to the control plane's machine.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def _known(topology: Topology) -> list[Link]:
 
 
 def _fastest(machine: str, links: Iterable[Link]) -> tuple[float, float]:
-    """Return the highest bandwidth of the links from a machine, and of the links to it; 0.0 if no link was measured."""
+    """Return the highest bandwidth of links from a machine and of links to it; 0.0 if no link was measured."""
     found = list(links)
     upload = max((link.bytes_per_s for link in found if link.source == machine), default=0.0)
     download = max((link.bytes_per_s for link in found if link.target == machine), default=0.0)

@@ -1,6 +1,6 @@
-"""Functional sharding: a call of a function whose inputs and outputs are cut as specs say.
+"""Functional sharding: a call of a function with inputs and outputs that are sharded by specs.
 
-This is ``shard(in_strategy, out_strategy)`` of MindSpore, carried out by DTensor. Layouts between inputs and outputs
+This is ``shard(in_strategy, out_strategy)`` of MindSpore, implemented with DTensor. Layouts between inputs and outputs
 are propagated by DTensor's own rules.
 """
 

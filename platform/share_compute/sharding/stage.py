@@ -159,7 +159,7 @@ class DividedLayer:
         return fixed == self._fixed and all(map(torch.equal, tensors, self._tensors))
 
     def forward(self, command: Command, hidden: Tensor) -> Tensor:
-        """Return the whole output of a whole input, and keep what the backward pass needs."""
+        """Return the whole output for a whole input, and keep the tensors that the backward pass needs."""
         self._sharded.train(command.trains)
         leaf = hidden.detach().requires_grad_(command.needs_gradient)
         with torch.set_grad_enabled(bool(command.cell) and not self._recomputes):
@@ -352,7 +352,7 @@ class DividedStage:
         return output
 
     def backward(self, followers: Followers, command: Command, gradient: Tensor) -> list[Tensor | None]:
-        """Return the gradient of a layer's input, if it is needed, and those of its parameters."""
+        """Return the gradient of a layer's input, if it is needed, and the gradients of its parameters."""
         reached = self._together(followers, command, gradient, self._backward)
         followers.wait()  # wait until each rank has written its parts of the gradients
         return [reached, *self._layers[command.layer].gradients]

@@ -87,7 +87,7 @@ class _Branch:
 
 
 class _End(NamedTuple):
-    """The end of a branch's phase, or a time at which a round may be due (without a branch)."""
+    """An event: a phase of a branch ends, or, without a branch, a round may be due."""
 
     time_s: float
     order: int

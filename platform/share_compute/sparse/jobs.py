@@ -120,10 +120,10 @@ def worker_memory_bytes(settings: SparseSettings, machines: Sequence[Contributor
 
 
 def _rest_bytes(machine: Contributor, needed_bytes: int, what: str, hint: str) -> int | None:
-    """Return the memory that a machine lends beside what is needed; None if its main memory is not known.
+    """Return the lent memory of a machine minus the required memory; None if its main memory is not known.
 
     Raises:
-        UserError: it lends less.
+        UserError: the machine lends less than required.
     """
     lent = max((device.memory_bytes for device in machine.devices if device.kind == "cpu"), default=None)
     if lent is None:

@@ -109,7 +109,7 @@ COMMIT = re.compile(r"^[0-9a-f]{40}$")
 def exactly_one(*fields: str) -> ConfigDict:
     """Return a pydantic ``ConfigDict`` for a model whose ``fields`` are mutually exclusive, with one required.
 
-    It adds ``x-exactly-one`` to the JSON schema, for forms. The model's own validator has to enforce the rule.
+    It adds ``x-exactly-one`` to the JSON schema, for forms. The model's own validator must enforce the rule.
     """
     return ConfigDict(json_schema_extra={"x-exactly-one": list(fields)})
 

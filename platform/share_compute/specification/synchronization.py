@@ -1,4 +1,4 @@
-"""Policies by which parts of a training job exchange what they learned: the options of each one.
+"""Policies by which the branches of a training job exchange what they learned, with the options of each policy.
 
 A branch is a virtual worker of the job. Its samples follow from (seed, round, branch, step), and not from the machines
 that run it. The number of branches is fixed for the job.
@@ -123,12 +123,12 @@ class BranchesSpec(SpecModel):
 
     @property
     def patience_s(self) -> float:
-        """Time in seconds that a round waits for further branches after it has all needed contributions."""
+        """Time in seconds that a round waits for further branches once it has all needed contributions."""
         return 0.0
 
     @property
     def keeps_own_weights(self) -> bool:
-        """Whether each branch continues with weights of its own after a merge, instead of common weights."""
+        """Whether each branch continues with its own weights after a merge, instead of common weights."""
         return False
 
     @property

@@ -100,7 +100,7 @@ def _replace(
 
 
 def _is_over(session: Session, link: LinkRecord) -> bool:
-    """Return whether a link started a deployment that is not live any more."""
+    """Return whether a link started a deployment that is no longer live."""
     if link.started is None:
         return False
     deployment = session.get(DeploymentRow, link.started)

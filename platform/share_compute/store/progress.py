@@ -140,7 +140,7 @@ class Progress:
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
 
     def latest(self, job_ids: Collection[str]) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return {job id: {split: data of its last metrics}} by one query; what has no metrics is missing."""
+        """Return {job id: {split: data of its last metrics}} by one query; splits without metrics are missing."""
         found: dict[str, dict[str, dict[str, Any]]] = {}
         with self._database.read() as session:
             query = union_all(*(_last_metrics(split, job_ids) for split in ("train", "validation", "test")))

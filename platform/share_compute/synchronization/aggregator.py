@@ -5,7 +5,7 @@ The aggregator's folder contains:
 - ``versions/VERSION``: the weights after a merge, in the format of a checkpoint without optimizer state.
 - ``outer/VERSION``: state of the outer optimizer, and of the codec of updates.
 - ``updates/VERSION``: the encoded change of the weights from one version to the next.
-- ``own/BRANCH/VERSION`` and ``updates/VERSION-BRANCH``, if branches keep weights of their own: the weights of a branch
+- ``own/BRANCH/VERSION`` and ``updates/VERSION-BRANCH``, if branches keep their own weights: the weights of a branch
   after a merge that includes it, and the encoded change of its weights (`share_compute.synchronization.aggregators`).
 
 The next version is the last one plus the decoded update, so the aggregator and all members have the same bits. Updates
@@ -207,8 +207,8 @@ class Aggregator:
     ) -> float | None:
         """Compute and write the version that a record makes, and its update.
 
-        Repeating a merge writes the same bits again. Return the consensus distance if branches keep weights of their
-        own: the root mean square of the branches' distances from the merged weights, divided by the norm of the merged
+        Repeating a merge writes the same bits again. Return the consensus distance if branches keep their own weights:
+        the root mean square of the branches' distances from the merged weights, divided by the norm of the merged
         weights.
 
         Args:

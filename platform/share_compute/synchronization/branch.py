@@ -117,7 +117,7 @@ class BranchState:
         """End the open round; training continues while the round is merged. Repeated calls have no effect.
 
         Args:
-            base: initial version of the round; parameters of later versions stay as they are.
+            base: initial version of the round; parameters of later versions stay unchanged.
         """
         for name, kept in self._kept.items():
             if kept.sent is not None and not kept.is_pending and kept.version == base:

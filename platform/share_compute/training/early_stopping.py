@@ -29,7 +29,7 @@ class EarlyStopping:
     def after(self, step: int, figures: Mapping[str, float]) -> EarlyStopping:
         """Return the state after one more validation.
 
-        A validation without the metric, for example an undefined area under a curve, is no improvement.
+        A validation without the metric, for example an undefined area under a curve, does not count as an improvement.
         """
         value = figures.get(self.spec.figure)
         if value is not None and self._improves(value):

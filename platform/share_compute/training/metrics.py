@@ -142,7 +142,7 @@ def _log_odds(scores: Numbers) -> Numbers:
     rows, best = np.arange(len(scores)), scores.argmax(axis=1)
     highest = scores[rows, best][:, None]
     powers = np.exp(scores - highest)
-    # The highest score has the power 1, which stays in the sum of the others for all other scores. So this sum is at
+    # The highest score has the power 1. It is in the sum of the others for every score except itself, so that sum is at
     # least 1.
     others = powers.sum(axis=1, keepdims=True) - powers
     others[rows, best] = 1.0  # replaced below

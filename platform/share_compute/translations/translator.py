@@ -1,6 +1,6 @@
 """Translates a text by finding the template of the text.
 
-The template is the English text with ``{}`` in the places of its values; a catalogue maps templates to translations.
+The template is the English text with ``{}`` instead of its values; a catalogue maps templates to translations.
 `web/src/i18n/translator.ts` follows the same rules; ``tests/platform/translations/cases.json`` tests both.
 
 1. Templates that begin with literal text are tried before those that begin with a value. Among templates that match the

@@ -174,7 +174,7 @@ function draw(
   return { drawn, height: Math.max(height, room.height) };
 }
 
-/** The boxes of an island's title and of the names of its machines, through which no line is drawn. */
+/** The boxes of an island's title and of the names of its machines; lines must not cross these boxes. */
 function labelsOf({ group, circle, step, points, isBubble }: Drawn): Box[] {
   if (isBubble) return []; // its title is inside the circle
   const title = { x: circle.x - 75, y: circle.y - circle.r - 40, width: 150, height: 38 };
@@ -259,7 +259,8 @@ function Island({ group, circle, number, step, points, used, onLight }: Drawn & 
 }
 
 /**
- * Lines between islands that pass beside the others. A label is placed where it covers no island and no other label.
+ * Lines between islands, which pass beside other islands. A label is placed where it covers no island and no other
+ * label.
  */
 function Links({ cluster, drawn, labels, width, height }: { cluster: ClusterView; drawn: readonly Drawn[]; labels: readonly Box[] } & Size) {
   const { links } = cluster.islands;

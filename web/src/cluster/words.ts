@@ -15,7 +15,7 @@ export function partWords(t: TFunction, held: Pick<Held, "start" | "stop" | "num
     : t("layers {{first}}–{{last}} of {{total}}", { first: start, last: stop - 1, total });
 }
 
-/** "31 MiB of 4.0 GiB", or the lent memory alone. */
+/** "31 MiB of 4.0 GiB", or only the lent memory. */
 export function memoryWords(t: TFunction, machine: Pick<MachineSummary, "held" | "lent_bytes">): string {
   const used = machine.held?.memory_bytes ?? null;
   if (used === null) return bytes(machine.lent_bytes);

@@ -1,4 +1,4 @@
-/** A button for an action that cannot be undone: it asks for confirmation. */
+/** A button that asks for confirmation, for actions that cannot be undone. */
 import { Button, Group, Modal, Stack, Text } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { useMutation } from "@tanstack/react-query";

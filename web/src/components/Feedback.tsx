@@ -9,7 +9,7 @@ import { ApiProblem } from "../api/problem";
 import { beginsWithWord } from "../i18n/starts";
 import { translated } from "../i18n/texts";
 
-/** Grey lines in place of a list that is loading. */
+/** Grey lines that replace a list while it is loading. */
 export function Loading({ lines = 4 }: { lines?: number | undefined }) {
   const { t } = useTranslation();
   return (

@@ -15,7 +15,7 @@ const WORD = /^[a-z][a-z'-]*$/;
 /** Commands stay as they are. */
 const COMMANDS = new Set(["share-compute", "pip", "systemctl", "nvidia-smi"]);
 
-/** The first words of templates: texts with `{}` or `{{name}}` in the places of their values. */
+/** The first words of templates, which are texts with `{}` or `{{name}}` instead of their values. */
 export function startsOf(templates: Iterable<string>): Starts {
   const found = new Map<string, Set<string>>();
   for (const template of templates) {

@@ -1,4 +1,4 @@
-/** Shows a notification of the browser when a job ends that the session's key owns or the user watches. */
+/** Shows a browser notification when a job ends, if the session's key owns the job or the user watches it. */
 import { useQueryClient } from "@tanstack/react-query";
 import { useRouter } from "@tanstack/react-router";
 import { useEffect } from "react";

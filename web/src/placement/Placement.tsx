@@ -195,7 +195,7 @@ function PhaseSign({ stage }: { stage: number }) {
   return phase === undefined ? null : <i className={classes.phase}>{{ F: "▶", B: "◀", update: "●", waiting: "" }[phase]}</i>;
 }
 
-/** The name of a machine over a meter of the time in which it computes; a mark shows what the plan predicts. */
+/** The name of a machine over a meter of the time in which it computes; a mark shows the plan's prediction. */
 function Meter({ work, predicted, block }: { work: Work | undefined; predicted: number | null | undefined; block: Block }) {
   const computing = work?.computing ?? null;
   return (

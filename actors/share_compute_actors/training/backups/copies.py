@@ -42,7 +42,7 @@ class RemotePrimary:
     """A primary on another machine, called through Ray; implements `Primary`.
 
     Args:
-        traffic: counts and limits what this machine receives.
+        traffic: counter and limit of received bytes.
         actor: the primary's actor.
         backup: the backup member that keeps the copy.
         stopping: event that cancels pending calls, which then raise `StaleEpoch`.
@@ -274,7 +274,7 @@ class Copies:
         return all(one.is_whole for one in self._followers.values())
 
     def misfit(self, label: WireLabel, tensor: Tensor) -> str | None:
-        """Return what is wrong with one message of a primary's gradient, for display; None if the message is valid."""
+        """Return the defect of a message of a primary's gradient, as text; None if the message is valid."""
         followed = self._followed.get(label.stage)
         if followed is None or followed.shard not in self._followers:
             return "nobody keeps a copy of the gradient that it sent"

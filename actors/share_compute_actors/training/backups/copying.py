@@ -118,7 +118,7 @@ class Legacy(NamedTuple):
 
     @classmethod
     def of_runner(cls, runner: ShardState, step: int) -> Legacy:
-        """Return the state of a runner. The runner must not compute any more steps.
+        """Return the state of a runner. The runner must not compute further steps.
 
         Args:
             runner: the runner.

@@ -84,7 +84,7 @@ class Follower:
         fail: called with an error, on the copy's own thread, when the copy has become unusable.
         quota: limits the space that all copies of this member take.
         batch_bytes: maximum size in bytes of the parameters and buffers that the primary clones in one call, without
-            optimizer state. A larger tensor is cloned alone.
+            optimizer state. A larger tensor is cloned separately.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Follower:
             self._compacting = self._submit(self._compact)
 
     def misfit(self, place: int, tensor: Tensor) -> str | None:
-        """Return what is wrong with a message (see `gradient_messages`), for display; None if the message is valid."""
+        """Return the defect of a message (see `gradient_messages`), as text; None if the message is valid."""
         if place == HEAD:
             return HEAD_SHAPE.misfit(tensor)
         buckets = None if self._outline is None else self._outline.buckets

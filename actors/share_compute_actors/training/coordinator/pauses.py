@@ -10,7 +10,7 @@ from share_compute_actors.training.shard_store import TrainingState
 
 
 class MissedWork(Enum):
-    """Work after the last step of an earlier attempt, which has to be repeated before the first step."""
+    """Work after the last step of an earlier attempt that must be repeated before the first step."""
 
     pause = "pause"
     """All work of the pause: merges, validation, sample texts and a checkpoint, each if it is due."""
@@ -19,7 +19,7 @@ class MissedWork(Enum):
 
 
 class Pauses:
-    """Decides after which steps training pauses, and what work is due.
+    """Decides after which steps training pauses, and which work is due then.
 
     Args:
         training: training settings of the job.

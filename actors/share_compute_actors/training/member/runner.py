@@ -260,7 +260,7 @@ class Runner(Evaluates):
     def finish_cell(self) -> None:
         """Wait until a GPU has computed the last cell, so that clocks include its work.
 
-        If reductions have begun, do not wait: they end only when the stage's other members take part.
+        If reductions have begun, do not wait: they end only when the stage's other members join.
         """
         if not self._reductions:
             self._operations.synchronize()
@@ -490,7 +490,7 @@ class Runner(Evaluates):
         Args:
             step: number of the step.
             scale: factor of the gradient, after division by the loss scale; `SKIPPED` leaves the weights unchanged.
-            rate: learning rate; None if it follows from the step alone.
+            rate: learning rate; None if it depends only on the step.
 
         Raises:
             UserError: no loss scale makes the gradients finite.

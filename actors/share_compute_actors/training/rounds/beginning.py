@@ -73,7 +73,7 @@ def prepare_data(
 def with_policy(
     assignment: Assignment, requests: ControlRequests, report: Callable[[AttemptEvent], None]
 ) -> TrainJob:
-    """Return the job with a policy in place of ``synchronization: {kind: auto}``.
+    """Return the job with a policy instead of ``synchronization: {kind: auto}``.
 
     The first attempt chooses the policy, and all later attempts keep it, because lockstep and rounds give different
     weights.
@@ -278,7 +278,7 @@ def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, plan: Plan) -> dict[
 
 
 def spec_of_branch(spec: TrainJob, number: int) -> TrainJob:
-    """Return the job of a branch: only the first branch evaluates the model, which is the same in all branches."""
+    """Return the job of a branch; only the first branch evaluates, because all branches have the same model."""
     if number == 0:
         return spec
     training = spec.training.model_copy(

@@ -409,7 +409,7 @@ def new_folder() -> Path:
 
 @contextmanager
 def _locked(file: Path, operation: int) -> Iterator[None]:
-    """Lock a file; raise `OSError` for a link, or if ``operation`` forbids to wait and another process has the lock."""
+    """Lock a file; raise `OSError` for a link, or if ``operation`` must not wait and another process has the lock."""
     descriptor = _opened(file)
     try:
         fcntl.flock(descriptor, operation)

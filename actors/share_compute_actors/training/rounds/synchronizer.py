@@ -251,8 +251,8 @@ class Synchronizer:
     def _continues(self, version: int, newest: int, number: int) -> bool:
         """Return whether a branch continues from its own checkpoint with the weights of a version.
 
-        To a parameter server, a branch may push a change to weights that are not the newest. A branch that continues to
-        train while its round is merged may not have the update yet.
+        With a parameter server, a branch may push a change of older weights. A branch that continues to train while its
+        round is merged may not have the update yet.
         """
         may_be_old = self._policy.merges_apart or self._policy.overlapping > 0
         is_old = may_be_old and self._aggregator.follows(version, newest, number)
@@ -438,7 +438,7 @@ class Synchronizer:
             self._merges.take(report)
 
     def accept(self, report: BranchReport, digest: str) -> None:
-        """Let a contribution take part in later merges; see `MergeListener.accept`."""
+        """Include a contribution in later merges; see `MergeListener.accept`."""
         branch = self._branches[report.branch]
         if report.start == branch.starts:
             branch.restarts = 0

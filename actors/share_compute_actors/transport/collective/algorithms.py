@@ -81,7 +81,7 @@ class GlooLinks:
         return self._group.recv([tensor], source, tag).wait if tensor.numel() else _nothing
 
     def count_ring(self, size_bytes: int) -> None:
-        """Count what this member sends and receives in a ring of all members that reduces ``size_bytes`` bytes."""
+        """Count this member's traffic when a ring of all members reduces ``size_bytes`` bytes."""
         if self.traffic is not None:
             moved = 2 * (self.size - 1) * size_bytes // self.size
             self.traffic.count(sent=moved, received=moved)

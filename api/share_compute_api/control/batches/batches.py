@@ -85,7 +85,7 @@ class BatchSupervisor:
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     async def _consider(self, job: JobRecord) -> None:
-        """Start a batch if its deployment can answer now; else record what the batch waits for.
+        """Start a batch if its deployment can answer now; else record the reason of the wait.
 
         Raises:
             Conflict: the batch is no longer queued.

@@ -55,7 +55,7 @@ def _repeated(request: ToolRequest, syntax: ToolSyntax, begin: str) -> str:
 
 
 def _group(request: ToolRequest, syntax: ToolSyntax) -> str:
-    """Return the Lark expression of the text after the mark of a call: a call, or all calls where one mark has all."""
+    """Return the Lark expression of the text after the mark of a call: one call, or all calls with this mark."""
 
     def several(separator: str) -> str:
         return "function" if request.is_single else f'function ("{separator}" function)*'

@@ -76,9 +76,9 @@ class ToolCallParser:
         return self._is_single and self.num_calls > 0
 
     def read(self, piece: AnswerPiece) -> AnswerPiece:
-        """Return the piece with the content and the parts of calls that are certain after its text.
+        """Return a piece with the content and the parts of calls that the text so far determines.
 
-        Its reason to end is "tool_calls" if the text ended by itself, with complete calls only.
+        The finish reason is "tool_calls" if the text ended by itself and all calls are complete.
         """
         for character in piece.text:
             if not self.is_done:
@@ -223,7 +223,7 @@ class ToolCallParser:
         """Process the end of a call's object.
 
         Args:
-            call: name of the function and its arguments; None if the object is no call.
+            call: name of the function and its arguments; None if the object is not a call.
             last: last character, if it does not belong to the object, else "".
         """
         assert self._object is not None

@@ -149,7 +149,7 @@ class IsolatedProcesses:
         return self._submit(question).result()
 
     def _remembered(self, question: Question[Result]) -> Result:
-        """Return the answer to a question that needs torch; equal questions are asked once, as forms repeat them."""
+        """Return the answer to a question that needs torch; equal questions, which forms repeat, are asked once."""
         key = (type(question).__name__, hashlib.sha256(question.model_dump_json().encode()).hexdigest())
         with self._lock:
             known = self._known.get(key)
@@ -215,7 +215,8 @@ class IsolatedProcesses:
 
     def _dispatch(self) -> None:
         while self._idle and (pending := self._turns.take()) is not None:
-            # Prefer a runner that has already loaded the tokenizer. A process with torch replaces the runner's process.
+            # Prefer a runner that has already loaded the tokenizer. For torch, prefer one without a process, because a
+            # process with torch would replace it.
             needs_torch = pending.question.needs_torch
             suits = (
                 one for one in self._idle if (one.pid is None if needs_torch else one.knows(pending.question))

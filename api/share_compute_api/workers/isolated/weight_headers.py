@@ -1,4 +1,4 @@
-"""Reads the headers of safetensors files: where each weight is."""
+"""Reads from the headers of safetensors files where each weight is stored."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def eligible(weights: Tensor, options: SamplingOptions) -> Ids | None:
 def _searches(weights: Weights, total: np.float32) -> Iterator[tuple[Ids, Weights, bool]]:
     """Yield growing sets of the most probable tokens: ids, their weights, and whether the set has all tokens.
 
-    Sorting a large vocabulary takes most of the time of a draw, and most draws need only a small part of it sorted.
+    Sorting a large vocabulary takes most of the time of a draw, and most draws need only a small sorted part.
     """
     size, fraction = len(weights), _FIRST_FRACTION
     while size > _SMALL and fraction <= size * _GROWTH:

@@ -95,9 +95,9 @@ class FusedPart(nn.Module):
 
 
 def fuse_linears(module: nn.Module) -> None:
-    """Replace linear layers inside a module that multiply the same inputs by parts of one layer.
+    """Replace linear layers inside a module that have the same inputs: each becomes a part of one fused layer.
 
-    Layers stay as they are if other modules share their weights, or if not all of them have a bias.
+    Layers stay unchanged if other modules share their weights, or if not all of them have a bias.
 
     Args:
         module: module whose weights are filled.

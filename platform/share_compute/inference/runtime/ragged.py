@@ -1,6 +1,6 @@
 """Ragged attention: the chunks of an engine step are concatenated along the token dimension, without padding.
 
-Transformers models call the attention function that their configuration names; here it is `attend`. It computes
+Transformers models call the attention function that their configuration names; here this is `attend`, which computes
 attention for each chunk separately. There is no list of supported architectures: `Probe` and `attend` raise an error
 for models that need a different kind of attention.
 """
@@ -94,7 +94,8 @@ class Attention:
             scaling: factor of the products of queries and keys; None for ``key_size ** -0.5``.
             window: number of positions that each token attends to: its own and those before it; None for all.
             softcap: bound of the scaled products, applied with tanh; None for no bound.
-            sinks: attention sinks ``[heads]``: logits that take part in the softmax but have no value; None for none.
+            sinks: attention sinks ``[heads]``: logits that take part in the softmax but have no value; None for no
+                sinks.
 
         Returns:
             Attention outputs ``[1, tokens, heads, value_size]``.

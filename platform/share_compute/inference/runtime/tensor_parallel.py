@@ -1,4 +1,4 @@
-"""Divide the layers of a serving stage between ranks, each of which has the KV cache of its own heads.
+"""Divide the layers of a serving stage between ranks, each of which has the KV cache of some heads.
 
 The cuts follow the architecture's plan in transformers (``_tp_plan``), which follows Megatron-LM (arXiv:1909.08053). A
 ``colwise`` linear layer computes some of the outputs on each rank. The next ``rowwise`` layer has the weights for these

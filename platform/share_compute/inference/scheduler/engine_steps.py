@@ -95,7 +95,7 @@ class EngineStep:
         """Return the token ids that the first stage computes, in the order of the chunks.
 
         Args:
-            fed_back: last sampled token of each sequence whose chunk has no tokens of its own.
+            fed_back: last sampled token of each sequence whose chunk contains no tokens.
         """
         ids: list[int] = []
         for chunk in self.chunks:

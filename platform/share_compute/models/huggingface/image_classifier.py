@@ -26,7 +26,7 @@ class _Entrance(PassThrough):
 
     def __init__(self) -> None:
         super().__init__()
-        # The base model reads the dtype of this weight and converts its input to it.
+        # The base model converts its input to the dtype of this weight.
         self.patch_embeddings = SimpleNamespace(projection=SimpleNamespace(weight=torch.empty(0)))
 
 

@@ -105,7 +105,7 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
 
 
 def _heads(model: PreTrainedModel) -> list[str]:
-    """Return the names of the modules beside the base model; a base model has none."""
+    """Return the names of the modules other than the base model; none for a base model."""
     if model.base_model is model:
         return []
     return [name for name, child in model.named_children() if child is not model.base_model]

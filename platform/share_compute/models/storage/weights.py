@@ -205,7 +205,7 @@ class FolderWriter:
             raise self._failure from failure
 
     def write(self, name: str, content: bytes) -> None:
-        """Append ``content`` to one file of the folder, which is created if needed, also in a subfolder."""
+        """Append ``content`` to a file of the folder; create the file, also in a subfolder, if it does not exist."""
 
         def append() -> None:
             (self._staging / name).parent.mkdir(exist_ok=True)

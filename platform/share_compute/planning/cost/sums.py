@@ -152,15 +152,14 @@ class GradientSums:
         )
 
     def _latency_s(self, algorithm: Algorithm, sites: tuple[int, ...], regions: Sequence[int]) -> float:
-        """Return the latencies of the longest route, up if tensors are not compressed, and down."""
+        """Return the latencies of the longest route: up (only without compression) and down."""
         if algorithm == "ring":
             order = by_site(sites)
             hops = [
                 self._network.between(regions[one], regions[other])[0]
                 for one, other in zip(order, [*order[1:], order[0]], strict=True)
             ]
-            # On the way up, a share does not cross the link that leads away from its root; on the way down, the link to
-            # its root.
+            # A share never crosses the link from its root on its way up, nor the link to its root on its way down.
             skipped = hops if self._is_compressed else list(map(add, hops, [hops[-1], *hops[:-1]]))
             return (1 if self._is_compressed else 2) * sum(hops) - min(skipped)
         found = _routes(algorithm, sites, is_compressed=self._is_compressed)

@@ -407,7 +407,7 @@ def group_on(topology: Topology, devices: int, dtype: str = BASE_DTYPE) -> tuple
 
     Raises:
         UserError: ``devices`` is less than 1.
-        PlanInfeasible: no machine has so many devices with a measured speed.
+        PlanInfeasible: no machine has this many devices with a measured speed.
     """
     if devices < 1:
         raise UserError(

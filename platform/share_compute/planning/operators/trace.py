@@ -181,7 +181,7 @@ def trace(
 
     Args:
         layer: the layer; its parameters are moved to the meta device.
-        arguments: positional arguments; the first is the tensor that comes from the layer before.
+        arguments: positional arguments; the first is the tensor from the previous layer.
         options: keyword arguments.
         name: name of the graph.
 

@@ -116,7 +116,7 @@ def _put(document: dict[str, Any], name: str, value: Any) -> None:
 def _inner(node: Any, part: str) -> Any:
     if isinstance(node, dict):
         return node.get(part)
-    # A longer number is no list index, and Python refuses to parse numbers of thousands of digits.
+    # A longer number cannot be a list index, and Python refuses to parse numbers of thousands of digits.
     is_place = part.isdecimal() and len(part) <= _MOST_DIGITS and int(part) < len(node)
     return node[int(part)] if is_place else None
 

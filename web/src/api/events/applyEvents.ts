@@ -97,7 +97,7 @@ function applyToDeployments(client: QueryClient, refresher: Refresher, events: C
     refresher.refresh(deploymentStatus(key).queryKey);
   }
   refresher.refresh(["deployments"]);
-  // Models are added or removed only by changes between states.
+  // Only changes of a state add or remove models.
   if (news.some((one) => one.state !== one.from)) refresher.refresh(servedModels.queryKey);
 }
 

@@ -51,7 +51,7 @@ export function departuresOf(members: Members, events: readonly ClusterEvent[]):
   return found;
 }
 
-/** Machines that a finished job had lost by its end, as its own log says; the names are those of its plans. */
+/** Machines that a finished job had lost by its end, according to its log; their names are from its plans. */
 export function lostDuring({ finished_at }: Pick<Job, "finished_at">, events: readonly ClusterEvent[]): { id: string; name: string }[] {
   const end = finished_at === null ? Infinity : Date.parse(finished_at);
   const during = events.filter(({ at }) => Date.parse(at) <= end);

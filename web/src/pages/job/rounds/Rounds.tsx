@@ -185,7 +185,7 @@ function timesOf(round: Round, run: BranchRound, t: TFunction): string[] {
   ];
 }
 
-/** A mark beside the branch for an unusual contribution. */
+/** A mark beside a branch whose contribution is unusual. */
 function markOf(round: Round, run: BranchRound | undefined, t: TFunction): string | undefined {
   if (run === undefined) return t("missing");
   if (isLate(round, run)) return t("late, from round {{round}}", { round: run.round });

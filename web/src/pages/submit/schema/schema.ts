@@ -30,8 +30,8 @@ export interface Schema {
 }
 
 /**
- * The input of a field. `strings`: one on each line. `rows`: a list of objects. `yaml`: all types without an input of
- * their own (mappings, pairs of numbers), in YAML's flow style.
+ * The input of a field. `strings`: one per line. `rows`: a list of objects. `yaml`: all types without a dedicated input
+ * (mappings, pairs of numbers), in YAML's flow style.
  */
 export type Kind = "text" | "number" | "boolean" | "choice" | "path" | "paths" | "strings" | "object" | "rows" | "yaml";
 
