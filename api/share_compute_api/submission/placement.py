@@ -11,7 +11,7 @@ from share_compute_api.submission.model_folders import refused
 
 
 def check_placement(spec: TrainJob, store: Store) -> None:
-    """Check that the machines of a job's pinned plan exist, and that the job names no machine in two ways.
+    """Check that the machines of a job's pinned plan exist, and that the job's fields agree about each machine.
 
     Machines need not be free, since the job waits for them. Selectors need not match a machine.
 

@@ -88,7 +88,8 @@ def _write_mlflow(request: ReportRequest) -> None:
 
     request.folder.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(tracking_uri=f"sqlite:///{request.folder / 'mlflow.db'}")
-    # The default would be a folder on the server. Files that the submitter adds go through their `mlflow ui`.
+    # The default would be a folder on the server. With this location, the submitter's `mlflow ui` stores files that
+    # they add.
     experiment = client.create_experiment(
         "share-compute", artifact_location="mlflow-artifacts:/share-compute"
     )

@@ -71,7 +71,7 @@ class BranchPlace:
 def place_branches(
     job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings | None = None
 ) -> tuple[BranchPlace, ...]:
-    """Return the islands with their branches that make rounds short; equal arguments give equal results.
+    """Return islands and their branches, chosen for short rounds; equal arguments give equal results.
 
     Machines without a branch are in no island; `idle_machines` lists them.
 

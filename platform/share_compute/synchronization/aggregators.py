@@ -76,7 +76,7 @@ class OwnWeightsAggregator(Aggregator):
             yield self.beginning(version, branch)[0]
 
     def forget_after(self, version: int) -> None:
-        """Remove the files of merges after a version: their records are missing, so they may be merged otherwise."""
+        """Remove the files of merges after a version: their records are missing, so their next merge may differ."""
         super().forget_after(version)
         for branch in range(self._policy.branches):
             self._remove(self._own_folder(0, branch).parent, lambda each: each > version)

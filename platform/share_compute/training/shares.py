@@ -90,8 +90,7 @@ class WeightBuckets:
     def unpack(self, bucket: int, flat: Tensor) -> None:
         """Copy the other members' shares from a flat bucket into the parameters.
 
-        Graphs of autograd that hold the parameters stay valid, because their values are the same if a bucket is
-        received again.
+        Autograd graphs that hold the parameters stay valid: receiving a bucket again does not change its values.
         """
         for parameter, view in self._views(bucket, flat):
             if self._owner[parameter] != self._share.number:

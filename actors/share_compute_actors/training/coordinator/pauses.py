@@ -76,7 +76,7 @@ class Pauses:
         # A checkpoint may have been saved before the validation after its step, e.g. because machines were cut off.
         is_due = self.validates_after(step) and all(each != step for each, _ in state.validations)
         # The weights may be a merged version. Then the round is over, and the branch must not contribute again. If
-        # branches keep their own weights, these are not the merged ones, which are validated.
+        # branches keep their own weights, they are not the merged weights, and validations use the merged ones.
         if is_due and not (policy is not None and policy.keeps_own_weights):
             return MissedWork.validation
         return None
