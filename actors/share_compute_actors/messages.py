@@ -216,10 +216,10 @@ class EvaluationResult:
         return len(self.scores) // (NUMBER.itemsize * self.targets) if self.scores else 0
 
     def fits(self, objective: Objective, targets: int) -> bool:
-        """Return whether the numbers are possible for a task, and those of all samples.
+        """Return whether the numbers are possible for a task, with one for each sample.
 
-        Scores may be infinite or NaN, because the loss can be finite nevertheless. The other numbers may be so only
-        together with the loss, which then ends the job.
+        Scores may be infinite or NaN, because the loss can still be finite. Other numbers may be infinite or NaN only
+        if the loss is, which then ends the job.
 
         Args:
             objective: task and loss.

@@ -5,7 +5,7 @@ reading a pickle can run code of the sender's choice. After `refuse_pickles` a r
 
 - an argument: the call fails at the caller;
 - an answer: `ray.get` raises `ray.exceptions.RaySystemError`;
-- an error: `ray.get` raises `ray.exceptions.UnserializableException`, with the text that the sender gave.
+- an error: `ray.get` raises `ray.exceptions.UnserializableException`, with the sender's text.
 
 The patches are made for Ray 2.60, which reads pickles in these files: ``_private/serialization.py`` (values, object
 references, actor handles), ``exceptions.py`` (errors), ``_private/function_manager.py`` (functions and actor classes),

@@ -101,12 +101,12 @@ class Schema(Generic[T]):
         self._most_bytes = most_bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Schemas are pickled together with actor classes; the cached adapter is left out.
+        # Schemas are pickled together with actor classes, without the cached adapter.
         return Schema, (self._kind, self._most_bytes)
 
     @cached_property
     def _adapter(self) -> TypeAdapter[Any]:
-        # pydantic takes no config for a dataclass itself, but applies a tuple's config to the dataclasses in it.
+        # pydantic takes no config for a single dataclass, but applies a tuple's config to the dataclasses in the tuple.
         inside: Any = GenericAlias(tuple, (self._kind,))
         return TypeAdapter(inside, config=_CONFIG)
 
@@ -298,7 +298,8 @@ def answers_by(
             except Exception as failure:  # noqa: BLE001 - the answer contains it, and the caller decides
                 return pack_failure(translate(failure))
 
-        # With `__wrapped__`, Ray would look for the concurrency group on the method, but it is set on this wrapper.
+        # With `__wrapped__`, Ray would look for the concurrency group on the wrapped method, but it is set on this
+        # wrapper.
         answer.__signature__ = signature(method)  # type: ignore[attr-defined]
         del answer.__wrapped__
         return answer

@@ -13,7 +13,7 @@ __all__ = ["__version__", "shard"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a function at its first use: it imports torch, and modules below it import this package.
+    """Import a function at its first use: the function imports torch, which most modules of this package do not need.
 
     Raises:
         AttributeError: the package has nothing of that name.

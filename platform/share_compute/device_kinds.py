@@ -1,7 +1,7 @@
 """Kinds of devices that members compute on, and the facts about each kind that need no torch.
 
 A new kind needs an entry in `KINDS`, operations in `share_compute.models.devices`, and a function in
-``share_compute_actors.machine.preflight`` that lists the devices of a machine. All other code asks these.
+``share_compute_actors.machine.preflight`` that lists the devices of a machine. All other code uses these three.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class UntrustedCertificate(NotAuthorized):
 class PlanInfeasible(ShareComputeError):
     """There is no plan for the job or deployment.
 
-    ``details`` has ``missing_bytes`` if it was computed.
+    ``details`` has ``missing_bytes`` if the planner computed it.
     """
 
     code = "plan-infeasible"
@@ -397,7 +397,7 @@ class CompilerFailed(Unavailable):
 
 
 def as_ours(failure: Exception) -> ShareComputeError:
-    """Return a `ShareComputeError` unchanged; wrap any other exception in one."""
+    """Return a `ShareComputeError` unchanged; wrap any other exception in a `ShareComputeError`."""
     if isinstance(failure, ShareComputeError):
         return failure
     return ShareComputeError(

@@ -1,4 +1,6 @@
-"""Labels of machines, such as ``site=paris``: claims of their owners, which nobody verifies; and selectors of machines.
+"""Labels of machines, such as ``site=paris``: claims of the machines' owners, which the server does not verify.
+
+Also selectors of machines.
 
 A selector is the name or the id of a machine, or ``KEY=VALUE`` for all machines with this label.
 """
@@ -42,7 +44,7 @@ class Labelled(Protocol):
 
     @property
     def most_training_ranks(self) -> int:
-        """The same number for a member that trains."""
+        """Largest number of processes that can compute the layers of a training member together."""
 
 
 def _checked(labels: dict[str, str]) -> dict[str, str]:
@@ -52,7 +54,7 @@ def _checked(labels: dict[str, str]) -> dict[str, str]:
 
 
 def check_label(key: str, value: str) -> None:
-    """Raise ValueError if the key or the value is not allowed; the message says which, and why."""
+    """Raise ValueError if the key or the value is not allowed; the message names it and the reason."""
     if not _KEY.fullmatch(key):
         raise ValueError(
             f"{key[:40]!r} is no key of a label: keys have up to 32 characters of a-z, 0-9, _ and -, and begin with a-z"

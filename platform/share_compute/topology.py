@@ -74,7 +74,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """Machine, or one device of a machine, or several of its devices together, that joined the cluster."""
+    """A machine that joined the cluster, or one or several of its devices."""
 
     id: str
     name: str
@@ -100,14 +100,14 @@ class Contributor:
 
     @property
     def group(self) -> tuple[Device, ...]:
-        """Return the devices that are lent together: all of the kind of the first GPU, or of the CPU without a GPU."""
+        """Return the devices that are lent together: all devices of the first GPU's kind, or the CPU without a GPU."""
         kinds = [each.kind for each in self.devices]
         kind = next((kind for kind in kinds if KINDS[kind].is_gpu), kinds[0] if kinds else None)
         return tuple(each for each in self.devices if each.kind == kind)
 
     @property
     def used(self) -> tuple[Device, ...]:
-        """Return the devices that a member computes on: the first of the group, one for each rank if it has several."""
+        """Return the devices that a member computes on: the first of the group, or one for each rank."""
         return self.group[: self.ranks]
 
     @property
@@ -123,11 +123,11 @@ class Contributor:
 
     @property
     def whole(self) -> Contributor:
-        """Return the contributor as a member with a rank on each device of the group has it."""
+        """Return the contributor for a member with a rank on each device of the group."""
         return replace(self, ranks=max(1, len(self.group)))
 
     def with_memory(self, memory_bytes: int) -> Contributor:
-        """Return the contributor with so much memory on the devices that a member computes on."""
+        """Return the contributor with this much memory on the devices that a member computes on."""
         used = self.used
         smaller = {id(device): replace(device, memory_bytes=memory_bytes // len(used)) for device in used}
         return replace(self, devices=tuple(smaller.get(id(device), device) for device in self.devices))
@@ -158,7 +158,7 @@ class Contributor:
     def most_ranks(self) -> int:
         """Return the largest number of processes that can compute the layers of a member together.
 
-        Devices that are lent together have one each. A CPU that is lent alone has one for each thread.
+        Devices that are lent together have one process each. A CPU that is lent alone has one for each thread.
         """
         devices = self.group
         is_cpu = not devices or not KINDS[devices[0].kind].is_gpu
@@ -166,7 +166,7 @@ class Contributor:
 
     @property
     def most_training_ranks(self) -> int:
-        """Return the same number for a member that trains: ranks share parameters in main memory, so GPUs have one."""
+        """Return the same number for a training member: its ranks share parameters in main memory, so GPUs have one."""
         return 1 if self.devices and KINDS[self.group[0].kind].is_gpu else self.most_ranks
 
     def flops_per_s(self, dtype: str = BASE_DTYPE) -> float:
@@ -206,7 +206,7 @@ class Topology:
         return self._by_id[contributor_id]
 
     def with_ranks(self, ranks: int) -> Topology:
-        """Return the topology for a job whose members have so many ranks (`Contributor.ranks`)."""
+        """Return the topology for a job whose members have this many ranks (`Contributor.ranks`)."""
         if all(machine.ranks == ranks for machine in self.contributors):
             return self
         return Topology(tuple(replace(machine, ranks=ranks) for machine in self.contributors), self.links)

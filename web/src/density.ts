@@ -1,4 +1,4 @@
-/** How close rows and cards are: a choice that the browser keeps, for all pages. */
+/** Density of rows and cards: a choice for all pages, which the browser stores. */
 import { kept, Shared } from "./kept";
 
 export type Density = "comfortable" | "compact";
@@ -15,7 +15,7 @@ export function chooseDensity(density: Density): void {
   chosen.keep(NAME, density);
 }
 
-/** Let the stylesheet follow the choice, also one in another tab. */
+/** Apply the choice to the stylesheet, including changes in another tab. */
 export function followDensity(): void {
   const show = () => document.documentElement.setAttribute("data-density", chosen.get());
   chosen.subscribe(show);

@@ -57,7 +57,7 @@ const inHours = (number: number | string) => t("{{number}} h", { number });
 const inDays = (number: number | string) => t("{{number}} days", { number });
 const inYears = (number: number | string) => t("{{number}} years", { number });
 
-/** Units of long times in seconds; each is used from two of it on. */
+/** Units of long times in seconds; each is used from two units on. */
 const LONG = [
   [365.25 * 86_400, inYears],
   [86_400, inDays],
@@ -92,7 +92,7 @@ export function ago(moment: string, now: number): string {
   return seconds < 2 ? t("just now") : t("{{time}} ago", { time: largestUnits(seconds)[0]! });
 }
 
-/** Three figures at most, always in ms, so that links can be compared down a column. */
+/** At most three figures, always in ms, so that links can be compared down a column. */
 export function latency(seconds: number): string {
   const milliseconds = seconds * 1e3;
   return `${milliseconds < 10 ? milliseconds.toFixed(2) : Math.round(milliseconds)} ms`;
@@ -130,7 +130,7 @@ export function loss(value: number): string {
   return significant(value, 4);
 }
 
-/** A number with these significant digits; with all digits of its whole part if these are more. */
+/** A number with these significant digits; or with all digits of its whole part if there are more. */
 export function significant(value: number, digits: number): string {
   const size = Math.abs(value);
   return size >= 10 ** digits && size < 1e15 ? value.toFixed(0) : value.toPrecision(digits);

@@ -1,4 +1,4 @@
-/** Small choices that the browser keeps. Without storage they hold until the page is closed. */
+/** Small choices that the browser stores. Without storage, they last until the page is closed. */
 import { useSyncExternalStore } from "react";
 
 const unstored = new Map<string, string>();
@@ -24,7 +24,7 @@ export function keep(name: string, text: string): void {
 
 const unstoredOfTab = new Map<string, string>();
 
-/** As `kept`, for choices that hold in this tab alone, and over reloads of its page. */
+/** Like `kept`, for choices that last in this tab only, including reloads. */
 export function keptInTab(name: string): string | null {
   const held = unstoredOfTab.get(name);
   if (held !== undefined) return held;
@@ -44,15 +44,12 @@ export function keepInTab(name: string, text: string): void {
   }
 }
 
-/** A value that is read from kept choices. All components that use it see a change, also one in another tab. */
+/** A value that is computed from stored choices. All components that use it see a change, also one in another tab. */
 export class Shared<Value> {
   private readonly listeners = new Set<() => void>();
   private known: { value: Value } | undefined;
 
-  /**
-   * @param names names of the choices.
-   * @param read returns the value that they have now.
-   */
+  /** @param names names of the choices. @param read returns the present value. */
   constructor(
     private readonly names: readonly string[],
     private readonly read: () => Value,

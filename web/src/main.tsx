@@ -26,7 +26,7 @@ const queries = new QueryClient({
   },
 });
 
-// Prefetched while the frame is drawn, since most users open this page first.
+// Prefetched while the frame is drawn, because most users open this page first.
 onSession((session) => {
   if (session.state === "in" && may(session.key, "read") && location.pathname === "/") void queries.prefetchQuery(cluster);
 });
@@ -34,7 +34,7 @@ void startSession();
 
 /** The nonce for styles that the server's Content-Security-Policy allows; Vite puts it into this tag. */
 const nonce = document.querySelector<HTMLMetaElement>('meta[property="csp-nonce"]')?.nonce ?? "";
-// Mantine's scroll lock behind dialogs adds a style element of its own.
+// Mantine's scroll lock behind dialogs adds its own style element.
 setNonce(nonce);
 
 followDensity();

@@ -16,7 +16,7 @@ const START_NAMES = ["digits", "language", "generate", "embed", "sweep", "serve"
 
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound });
 
-// Bundled with the frame, since most users open this page first: it needs no further requests.
+// Bundled with the frame, because most users open this page first; it needs no further requests.
 const cluster = createRoute({
   getParentRoute: () => root,
   path: "/",
@@ -79,7 +79,7 @@ const deployment = createRoute({
 const playground = createRoute({
   getParentRoute: () => root,
   path: "/playground",
-  // Names separated by commas, so that the address can be typed by hand.
+  // Names are separated by commas, so that users can type the URL by hand.
   validateSearch: (search): { with?: string } => (search.with === undefined ? {} : { with: String(search.with) }),
   component: lazyRouteComponent(() => import("./pages/Playground"), "Playground"),
 });

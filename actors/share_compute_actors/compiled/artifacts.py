@@ -1,7 +1,7 @@
 """The folder in which a machine keeps compiled code, so that later jobs need not compile the same layers again.
 
-Artifacts are pickled, so a process loads only those that its own machine made: they are never sent to other machines,
-and a folder that other users can write is not used.
+Artifacts are pickled, so a process loads only artifacts of its own machine. They are never sent to other machines, and
+a folder that other users can write is not used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Artifacts:
     """Compiled artifacts on disk. Create it before torch compiles anything in this process.
 
     Args:
-        folder: folder of all artifacts; None for the one that `COMPILED` names, else `compiled_folder`.
+        folder: folder of all artifacts; None for the folder that `COMPILED` names, else `compiled_folder`.
         most_bytes: size of all artifacts above which the oldest are removed.
         machine: name of the machine, for errors.
     """
@@ -77,7 +77,7 @@ class Artifacts:
         try:
             for each in (folder, own):
                 self._require_private(each)
-            os.utime(own)  # the version that is used now is removed last
+            os.utime(own)  # remove the version in use last
             os.environ[COMPILED] = str(own)
             with (folder / _LOCK).open("w") as lock:
                 with suppress(BlockingIOError):  # another process compiles
@@ -93,7 +93,7 @@ class Artifacts:
             ) from failure
 
     def _prune(self, folder: Path) -> None:
-        """Remove the artifacts of the version that was used longest ago, until the rest is small enough."""
+        """Remove the artifacts of the least recently used versions, until the rest is small enough."""
         versions = [each for each in folder.iterdir() if each.is_dir()]
         sizes = {each: sum(file.lstat().st_size for file in each.rglob("*")) for each in versions}
         for each in sorted(versions, key=lambda version: version.lstat().st_mtime):

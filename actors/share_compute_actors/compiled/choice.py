@@ -1,4 +1,4 @@
-"""The choice between compiled and eager code, which is one for all members of a job or deployment.
+"""The choice between compiled and eager code; all members of a job or deployment share one choice.
 
 This module does not import torch, so that a new server of a deployment starts fast.
 """
@@ -38,7 +38,7 @@ COMPILED_TIMES: Schema[CompiledTimes] = Schema(CompiledTimes)
 
 
 def gain_of(times: Sequence[CompiledTimes], total: Callable[[Iterable[float]], float] = max) -> float:
-    """Return how many times as fast compiled code is as eager code.
+    """Return the speed of compiled code divided by that of eager code.
 
     Args:
         times: times of each stage.
@@ -51,7 +51,7 @@ def choose(mode: Compiling, times: Sequence[CompiledTimes], gain: float) -> Comp
     """Return the choice, with a sentence for users.
 
     Args:
-        mode: ``on`` or ``auto``, as the user asked for it.
+        mode: ``on`` or ``auto``, as the user requested.
         times: times of each stage.
         gain: see `gain_of`.
     """

@@ -1,7 +1,7 @@
 """Compiles layers with ``torch.compile``, and measures whether compiled layers are faster.
 
-Each layer is compiled by itself, so a layer computes the same bits in each stage that holds it. Compiled and eager
-layers may differ in the last bits. So all members of a job or deployment must compute in the same way; see
+Each layer is compiled separately, so it computes the same bits in each stage that holds it. Compiled and eager layers
+may differ in the last bits. So all members of a job or deployment must compute in the same way; see
 docs/decisions/0036-one-choice-of-compiled-code-per-job.md.
 """
 
@@ -54,7 +54,7 @@ class SwitchedLayers(ABC, Generic[Case]):
 
     @abstractmethod
     def _replace(self, layer: nn.Module) -> None:
-        """Replace the computation of a layer by what `_switched` returns for it."""
+        """Replace the computation of a layer by the result of `_switched`."""
 
     @abstractmethod
     def _results(self, case: Case) -> list[Tensor]:
@@ -65,7 +65,7 @@ class SwitchedLayers(ABC, Generic[Case]):
         return True
 
     def _switched(self, layer: nn.Module, eager: Forward, compiled: Forward) -> Forward:
-        """Return a function that computes a layer with compiled or with eager code, as `is_on` says."""
+        """Return a function that computes a layer with compiled code while `is_on` is true, else with eager code."""
 
         @functools.wraps(eager)
         def forward(*arguments: Any, **options: Any) -> Any:
@@ -84,7 +84,7 @@ class SwitchedLayers(ABC, Generic[Case]):
         except Exception as failure:
             if not _is_of_compiler(failure):
                 raise
-            # The first line only names the backend, if the backend failed.
+            # Without its details, a failure of the backend would only name the backend in the first line.
             lines = [line.strip() for line in str(failure).splitlines() if line.strip()]
             reason = next((line for line in lines if not line.startswith("backend=")), type(failure).__name__)
             raise CompilerFailed(
@@ -120,7 +120,7 @@ class SwitchedLayers(ABC, Generic[Case]):
             cases: cases for which the layers are compiled. The first is measured.
 
         Raises:
-            CompilerFailed: the compiler failed, or compiled layers compute other numbers.
+            CompilerFailed: the compiler failed, or compiled layers give other results.
         """
         first = cases[0]
         with self.eager():
@@ -135,7 +135,7 @@ class SwitchedLayers(ABC, Generic[Case]):
         compiled_s: list[float] = []
         until_s = time.perf_counter() + _REPEATED_S
         while len(eager_s) < 2 or (len(eager_s) < _MOST_REPEATS and time.perf_counter() < until_s):
-            # Both take turns, so that other load of the machine affects both.
+            # Both alternate, so that other load of the machine affects both.
             with self.eager():
                 eager_s.append(self._seconds(first))
             compiled_s.append(self._seconds(first))
@@ -152,10 +152,10 @@ def require_compiler(name: str, device: DeviceKind) -> None:
 
     Args:
         name: name of the machine, for errors.
-        device: device on which it computes.
+        device: device on which the machine computes.
 
     Raises:
-        CompilerFailed: it cannot.
+        CompilerFailed: this machine cannot compile layers.
     """
     if KINDS[device].is_gpu:
         raise CompilerFailed(f"{name} computes on a GPU, and only CPUs use compiled code", machine=name)
@@ -182,10 +182,10 @@ def _configure(num_layers: int) -> None:
     import torch._dynamo.config as dynamo  # noqa: PLC0415 - slow to import
     import torch._inductor.config as inductor  # noqa: PLC0415 - slow to import
 
-    inductor.compile_threads = 1  # no processes beside this one, which has the threads that the owner lends
+    inductor.compile_threads = 1  # this process uses all threads that the owner lends
     inductor.fx_graph_cache = True
     inductor.fx_graph_remote_cache = False
     inductor.fallback_random = True  # dropout drops the same values as in eager layers
-    # Layers of one class share their code, and each may add an entry.
+    # Layers of one class share their code, and each layer may add an entry to the code cache.
     dynamo.recompile_limit = max(dynamo.recompile_limit, 4 * num_layers)
     dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, 16 * num_layers)

@@ -63,10 +63,10 @@ def is_out_of_memory(failure: Exception) -> bool:
 
 
 def out_of_memory_kills(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return how often the Linux kernel has killed a process to free memory; None if it does not say.
+    """Return how often the Linux kernel has killed a process to free memory; None if the kernel does not report this.
 
-    Only processes in the control group of this process count. If the group has no such figure, those of the whole
-    system count.
+    Only processes in the control group of this process count. If the group has no such figure, the figure of the whole
+    system is returned.
 
     Args:
         proc: where the proc filesystem is mounted.

@@ -24,7 +24,7 @@ def answers(schema: Packs[T]) -> Callable[[Callable[Parameters, T]], Callable[Pa
 
 def _reported(failure: Exception) -> ShareComputeError:
     if isinstance(failure, RayActorError):
-        # If the dead actor is another member, this error is wrong, but the failure detector reports the loss.
+        # The dead actor may be another member. Then this error is wrong, but the failure detector reports the loss.
         return shard_store_lost()
     cause = failure.cause if isinstance(failure, RayTaskError) else failure
     if isinstance(cause, ShareComputeError):

@@ -41,7 +41,7 @@ class AttemptActor:
 
     @ray.method(concurrency_group="control")
     def suspend(self) -> None:
-        """Ask the attempt to save a checkpoint, if its kind of job has any, and then to end.
+        """Ask the attempt to save a checkpoint, if its kind of job has checkpoints, and then to end.
 
         If its data is still being prepared, the attempt ends without a checkpoint.
         """
@@ -49,7 +49,9 @@ class AttemptActor:
 
     @ray.method(concurrency_group="control")
     def offer(self, offer: str) -> None:
-        """Set the machines that the attempt may use. A sparse model starts nothing on others than those that it has.
+        """Set the machines that the attempt may use.
+
+        A sparse model starts nothing on machines that it does not use yet.
 
         Args:
             offer: an `Offer` as JSON.
@@ -58,5 +60,5 @@ class AttemptActor:
 
     @ray.method(concurrency_group="control")
     def drain(self, contributor_id: str) -> None:
-        """Ask the attempt to move what a machine holds to other machines, and to stop using the machine."""
+        """Ask the attempt to move a machine's shards to other machines, and to stop using the machine."""
         self._requests.leave(contributor_id)

@@ -1,4 +1,4 @@
-"""Reports of an attempt to the control plane; the last one says how the attempt ended."""
+"""Reports of an attempt to the control plane; the last report describes the end of the attempt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 class AttemptReports:
-    """Events of one attempt in their order. Any thread may add events; those after the end are dropped.
+    """Events of one attempt in their order. Any thread may add events; events after the end are dropped.
 
     Args:
         job_id: id of the job.
@@ -41,7 +41,7 @@ class AttemptReports:
         return attempt_events.dump_json(self._feed.pull(after, timeout_s)).decode()
 
     def conclude(self, make: Callable[[], AttemptEnded]) -> None:
-        """Call ``make``, and add the event that says how the attempt ended."""
+        """Call ``make``, and add its event, which describes the end of the attempt."""
         try:
             self.put(make())
         except Cancelled:

@@ -10,7 +10,9 @@ from share_compute.protocol.membership import Worker
 
 
 class Backoff:
-    """Records a pause for each machine on which a member was lost. No member should be started there during the pause.
+    """Records a pause for each machine on which a member was lost.
+
+    No member should be started on the machine during the pause.
 
     The pause doubles with each further loss, unless the lost member had joined at least ``lasting_s`` before.
 

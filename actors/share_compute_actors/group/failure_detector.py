@@ -67,7 +67,7 @@ class FailureDetector:
     @are_loading.setter
     def are_loading(self, are_loading: bool) -> None:
         if self._are_loading and not are_loading:
-            self._requested_s = time.monotonic()  # the normal limit of pending requests begins now
+            self._requested_s = time.monotonic()  # pending requests get the normal limit from now on
         self._are_loading = are_loading
 
     def shorten_limit(self) -> None:
@@ -79,7 +79,7 @@ class FailureDetector:
         if now_s > self._shortened_until_s:
             self._shortened_until_s = now_s + _SHORTENED_S
             self._requests_at_once = True
-            self._requested_s = now_s  # the shorter limit of pending requests begins now
+            self._requested_s = now_s  # pending requests get the shorter limit from now on
 
     def accuse(self, worker: Worker, failure: Exception) -> None:
         """Make the next call of `poll` return this member as lost, because it sent invalid data."""
@@ -137,7 +137,8 @@ class FailureDetector:
             ready, owing = ray.wait(list(self._owed), num_returns=len(self._owed), timeout=0)
             lost = {self._owed[ref] for ref in ready if not self._take(ref)}
             if now_s < self._returning_until_s and (returning := lost & self.unresponsive & self.returning):
-                # After a network cut Ray fails calls until it has reconnected, so these members are asked again.
+                # After a network cut, Ray fails calls until it has reconnected, so the detector asks these members
+                # again.
                 lost -= returning
                 self.unresponsive -= returning
                 self._owed = {ref: self._owed[ref] for ref in owing}

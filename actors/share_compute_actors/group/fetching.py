@@ -1,4 +1,4 @@
-"""Fetches tensors from the actors that have them (their sources), some rows at a time."""
+"""Fetches tensors from the actors that hold them (their sources), some rows at a time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SourceClient:
         sources: the actors that have the tensors.
         me: the member that loads the tensors.
         own: object whose methods replace Ray calls to the member itself; None to call all sources through Ray.
-        traffic: counts and limits what the member receives; None for neither.
+        traffic: counter and limit of received bytes; None for neither.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ def wrong(source: Source, what: str) -> WrongTensor:
 
 
 def _again(client: SourceClient, source: Source, method: str, extent: Extent) -> Piece:
-    """Fetch one piece again, up to `pieces.TRIES` times, until it arrives undamaged.
+    """Refetch one piece, up to `pieces.TRIES` times, until it arrives undamaged.
 
     Raises:
         ContributorLost: the piece arrived damaged at each attempt.

@@ -40,7 +40,7 @@ class Lifeline:
         self._pulled_s = self._clock()
 
     def cut(self) -> None:
-        """Stop watching, so that this object does not end the process any more."""
+        """Stop watching, so that this object no longer ends the process."""
         self._cut.set()
 
     def _watch(self) -> None:

@@ -1,7 +1,7 @@
 """Names the actors of a job's members, so that a later attempt at the job finds the members of an earlier one.
 
-Members are detached actors, so they outlive the coordinator that started them. Each job has its own namespace.
-Each replica of a deployment has one, too, and its members outlive its server.
+Members are detached actors, so they outlive the coordinator that started them. Each job has its own namespace. So has
+each replica of a deployment, whose members outlive its server.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def gpu_options(kind: DeviceKind, branches: int = 1, devices: int = 1) -> dict[s
     Args:
         kind: kind of the device that the member computes on.
         branches: number of branches of the job, whose members may all be on one machine.
-        devices: number of GPUs that the member computes on. Ray counts their parts together, up to one GPU.
+        devices: number of GPUs that the member computes on. Ray reserves the sum of their parts, up to one GPU.
     """
     if not KINDS[kind].is_gpu:
         return {}

@@ -24,7 +24,7 @@ class PackedClient(SourceClient):
 
     Args:
         sources: the actors.
-        traffic: counts and limits what this process receives; None for neither.
+        traffic: counter and limit of received bytes; None for neither.
         folder: folder of the actors to read from, for `RangeServer.rows`; None for members, which have no folders.
     """
 
@@ -66,7 +66,7 @@ def _lost_member() -> StaleEpoch:
 def filled(
     client: PackedClient, method: str, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
 ) -> None:
-    """Load tensors; report errors of sources as `ContributorLost`, so that the data is read from elsewhere.
+    """Load tensors; report errors of sources as `ContributorLost`, so that the caller reads the data elsewhere.
 
     Args:
         client: calls the sources of the tensors.

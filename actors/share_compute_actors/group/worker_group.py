@@ -59,7 +59,7 @@ class WorkerGroup(ABC):
         return frozenset(self._actors)
 
     def offer(self, topology: Topology) -> None:
-        """Replace the machines on which members may run; earlier machines stay known, as members may run there."""
+        """Replace the machines for members; earlier machines stay known, because members may still run on them."""
         known = {machine.id for machine in topology.contributors}
         former = (machine for machine in self.topology.contributors if machine.id not in known)
         self.topology = Topology((*topology.contributors, *former), topology.links)
@@ -199,7 +199,7 @@ class WorkerGroup(ABC):
         return lost
 
     def _explain(self, worker: Worker, failure: RayError | ShareComputeError) -> set[Worker]:
-        """Remove the members that a failed call shows to be lost, and return them; raise an error for other causes."""
+        """Remove and return the members that a failed call shows to be lost; raise an error for other causes."""
         if isinstance(failure, Undeclared) or is_refusal(failure):
             self.detector.accuse(worker, failure)
             return set()  # the next `check_members` reports the member as lost

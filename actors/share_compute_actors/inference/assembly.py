@@ -1,4 +1,4 @@
-"""Forms the stages of a deployment, and forms them again when machines are lost, leave or join.
+"""Forms the stages of a deployment, and re-forms them when machines are lost, leave or join.
 
 After a loss the remaining members load the missing layers, if they can hold the whole model. Members on other machines
 load their shards in the background, before stages are formed with them.
@@ -59,7 +59,7 @@ class Assembly:
         group: members, and the machines on which they may run.
         service: the scheduler service, which gets the limits of each epoch.
         status: status of the deployment.
-        computation: the choice between compiled and eager code, without which no stages are formed.
+        computation: the choice between compiled and eager code, which must exist before stages are formed.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Assembly:
         self._is_to_plan = True
 
     def choose_computation(self, stored: Computation) -> None:
-        """Compute as the stored choice between compiled and eager code says; `watch` then forms stages."""
+        """Compute with compiled or eager code, as the stored choice says; `watch` then forms stages."""
         self._computation.follow(stored)
         self._status.propose(None)
         self._tried = frozenset()
@@ -210,7 +210,7 @@ class Assembly:
             self._group.remove(self._group.workers - offered)
         else:
             self._take_in()
-            # With a proposal, stages are formed when the choice is stored.
+            # If there is only a proposal, stages are formed when the choice is stored.
             is_free = self._computation.proposal is None
             if self.placement is None and is_free:
                 self._form_again()
@@ -245,7 +245,7 @@ class Assembly:
             self._is_to_plan = True
 
     def _form_again(self) -> None:
-        """Form stages from the current members, if the replica has served before and the members can hold the model."""
+        """Form stages again from the current members, if the replica served before and they can hold the model."""
         there = self._group.workers
         if not there or there == self._tried or not self._was_ready:
             return
@@ -254,7 +254,7 @@ class Assembly:
             self._form(self._planner.at_once(self._among(there), self.epoch + 1))
 
     def _plan(self) -> None:
-        """Plan with all usable machines in the background, and start members for the placement that was found."""
+        """Plan with all usable machines in the background, and start members for the resulting placement."""
         paused = self._backoff.paused
         self._is_to_plan |= paused != self._paused
         self._paused = paused
@@ -266,7 +266,7 @@ class Assembly:
         try:
             wanted = self._planner.answer()
         except PlanInfeasible as lacking:
-            if not paused or self._lacking is None:  # during a backoff, a known reason is kept
+            if not paused or self._lacking is None:  # during a backoff, a known reason stays
                 self._lacking = f"{lacking.message}: {lacking.hint}"
             self._aim(None)
         else:
@@ -370,7 +370,7 @@ class Assembly:
         self._group.remove(self._group.workers.difference(self.placement.workers, target))
 
     def _bound_wait(self) -> None:
-        """If machines have been lacking for too long, fail all sequences, and accept none until stages are formed."""
+        """If machines have been lacking for too long, fail all sequences; reject new ones until stages are formed."""
         if self.placement is not None or self._target is not None or self._lacking is None:
             self._waits_since_s = None
             return

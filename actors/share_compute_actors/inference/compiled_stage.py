@@ -26,7 +26,7 @@ tokens is one for all numbers, which the last two confirm."""
 class CompiledStage(SwitchedLayers[Callable[[], Tensor]]):
     """The layers of a stage, which compute with compiled code while `is_on` is true; cases are dry runs of the stage.
 
-    Attention stays as it is, since its shapes change with each engine step. The embedding, the last norm and the head
+    Attention is not compiled, since its shapes change with each engine step. The embedding, the last norm and the head
     are eager.
 
     Args:
@@ -39,7 +39,7 @@ class CompiledStage(SwitchedLayers[Callable[[], Tensor]]):
         assert stage.is_sealed
         self._stage = stage
         self._is_warming_up = False
-        torch.compiler.reset()  # a limit counts the code of earlier stages, too
+        torch.compiler.reset()  # the limit also counts the code of earlier stages
         stage.dry_run(2, 1)()  # fused layers settle at their first call
         call_own(stage.layers)
         super().__init__(stage.layers, name, artifacts)
@@ -95,11 +95,12 @@ class StageCompiler:
             concurrent: number of sequences for which there is memory.
 
         Raises:
-            CompilerFailed: the stage cannot be compiled, or computes other numbers.
+            CompilerFailed: the stage cannot be compiled, or its results differ.
         """
         compiled = self._prepared(stage)
         sequences, past = self._setup.measured.sequences, self._setup.measured.past_tokens
-        # All sequences are measured, with fewer past tokens: the number of sequences decides the compiled code.
+        # All sequences are measured, but with fewer past tokens, because the number of sequences determines the
+        # compiled code.
         measured = ServingCase(sequences, max(1, past * min(concurrent, sequences) // sequences))
         return compiled.compare(_dry_runs(stage, [measured, *self._cases[1:]]))
 
@@ -126,9 +127,9 @@ class StageCompiler:
 
     @property
     def _cases(self) -> list[ServingCase]:
-        """Engine steps for which layers are compiled.
+        """Return the engine steps for which layers are compiled.
 
-        They depend on the deployment only, so that all members compile the same code.
+        They depend only on the deployment, so that all members compile the same code.
         """
         return [ServingCase(count, 1) for count in (self._setup.measured.sequences, *_COUNTS)]
 
@@ -142,7 +143,7 @@ class StageCompiler:
 
 
 def _mark_dynamic(tokens: int, given: Iterable[Any]) -> None:
-    """Let torch compile code for any number of tokens, the second dimension of some arguments of a layer."""
+    """Let torch compile code for any number of tokens, the second dimension of some of a layer's arguments."""
     for one in given:
         if isinstance(one, tuple):
             _mark_dynamic(tokens, one)

@@ -1,7 +1,7 @@
 """Chooses whether a deployment computes with compiled or with eager code.
 
-There is one choice for all replicas, which the control plane stores. So the first replica only proposes a choice, and
-its stages serve after the control plane has answered with the stored one.
+The control plane stores one choice for all replicas. So the first replica only proposes a choice, and its stages serve
+after the control plane has answered with the stored choice.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ComputationChooser:
             self.follow(known)
 
     def follow(self, stored: Computation) -> None:
-        """Let members compute as the stored choice says, from their next `ServingGroup.load` on."""
+        """Make members compute as the stored choice says, from their next `ServingGroup.load` on."""
         if not self.is_chosen:
             self.is_chosen, self.proposal = True, None
             self._group.is_compiled = stored.is_compiled
@@ -55,6 +55,6 @@ class ComputationChooser:
         except CompilerFailed as failure:
             self.proposal = Computation(is_compiled=False, sentence=f"eager, because {failure.message}")
         else:
-            # A token passes all stages one after the other; many sequences keep the slowest stage busy.
+            # A single token passes all stages in sequence; many sequences keep the slowest stage busy.
             total = sum if self._spec.objective == "latency" else max
             self.proposal = choose(self._spec.compile, times, gain_of(times, total))

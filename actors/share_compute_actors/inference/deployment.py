@@ -205,7 +205,7 @@ class ReplicaRunner:
             )
 
     def _give_up(self, step_id: int | None, failure: ShareComputeError) -> None:
-        """Fail sequences of a failed step: the one that the error names, else those that get a KV slot, else all."""
+        """Fail sequences of a failed step: the one named by the error, else those that get a KV slot, else all."""
         step = self._sent.get(-1 if step_id is None else step_id)
         if step is not None:
             in_step = [chunk.sequence for chunk in step.chunks]

@@ -48,7 +48,7 @@ def load_shard(
         weights: the `ServedWeights` actor.
         shard: layers of the model.
         ranks: other processes that compute the shard together with this one; None if there are none. They load a whole
-            new shard, and it is sealed at once.
+            new shard, which is sealed at once.
         compiler: compiles the shard; None if the deployment computes eagerly.
         keeps_plain: see `ServingMember.load`.
         is_awaited: see `ServingMember.load`.
@@ -71,7 +71,7 @@ def load_shard(
         if ranks is not None:
             engine.stage = None
         stage, missing = build_shard(setup, weights, shard, engine.stage, ranks)
-        engine.stage = None  # frees the memory of the parts that are not taken over
+        engine.stage = None  # frees the memory of parts that are not reused
         if compiler is not None:
             compiler.drop()
         loaded_bytes = sum(tensor.nbytes for tensor in missing.values())

@@ -103,7 +103,7 @@ class ServingMember(LinkedMember):
                 server.receive.remote(self._setup.worker, key, messages)
         except BaseException:  # noqa: BLE001 - this thread sends no messages after an error
             _log.exception("%s cannot send its results to the server, and exits", self._setup.name)
-            os._exit(1)  # the server notices the end of this process at once, by the pending call of `live`
+            os._exit(1)  # the server notices the end of this process at once, by its pending call of `live`
 
     def _end(self, lost: ShareComputeError) -> None:
         """End this process, because a rank of it was lost; the server gets the error first, if it answers.
@@ -160,7 +160,7 @@ class ServingMember(LinkedMember):
         """Compile the shard, and return the times of an engine step with eager and with compiled code.
 
         Raises:
-            CompilerFailed: the shard cannot be compiled, or computes other numbers.
+            CompilerFailed: the shard cannot be compiled, or its results differ.
         """
         from share_compute_actors.inference.loading import seal_now  # noqa: PLC0415 - loads torch
 
@@ -169,7 +169,7 @@ class ServingMember(LinkedMember):
         return engine.order(lambda: compiler.compare(seal_now(engine), concurrent))
 
     def _compiler(self, *, is_used: bool) -> StageCompiler | None:
-        """Return the compiler of the shard; None, and let the shard compute eagerly, unless ``is_used``."""
+        """Return the compiler of the shard if ``is_used``; otherwise let the shard compute eagerly and return None."""
         if is_used and self._stage_compiler is None:
             from share_compute_actors.inference.compiled_stage import StageCompiler  # noqa: PLC0415 - loads torch
 
@@ -230,7 +230,7 @@ class ServingMember(LinkedMember):
     @answers(HEARTBEAT)
     def status(self) -> Heartbeat:
         """Return a heartbeat with this member's activity; each call restarts the time limit of `Lifeline`."""
-        # The server asks only after the first shard was loaded, which may take longer than the limit.
+        # The server sends requests only after the first shard was loaded, which may take longer than the limit.
         if self._lifeline is None:
             self._lifeline = Lifeline()
         self._lifeline.pull()

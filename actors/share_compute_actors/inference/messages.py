@@ -57,7 +57,7 @@ class ServingSetup:
 
     @property
     def own_threads(self) -> int:
-        """CPU threads of the member's own process: those of the first device, if ranks compute on several."""
+        """CPU threads of the member's own process: those of the first device if ranks compute on several devices."""
         return max(1, self.threads // self.ranks) if self.lent_devices > 1 else self.threads
 
     @property

@@ -55,8 +55,8 @@ class Planner:
     def at_once(self, topology: Topology, epoch: int) -> Placement:
         """Return the best placement on these machines.
 
-        It has the requested number of stages or, if there is no such placement, the largest smaller number that is
-        possible. Without a requested number, `place` chooses one.
+        The placement has the requested number of stages or, if that is impossible, the largest smaller number. Without
+        a requested number, `place` chooses one.
 
         Raises:
             PlanInfeasible: there is no placement with any of these numbers; see `place`.
@@ -98,8 +98,8 @@ class Planner:
     def is_better(self, wanted: Placement, now: Placement | None, usable: Collection[Worker]) -> bool:
         """Return whether another placement is worth the pause of a membership change.
 
-        It is always worth the pause if there is no current placement, or if the current placement has a machine that
-        may no longer be used.
+        This is always the case if there is no current placement, or if it contains a machine that may no longer be
+        used.
 
         Args:
             wanted: the other placement.

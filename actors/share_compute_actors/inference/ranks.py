@@ -83,9 +83,9 @@ class ServingRanks(RankProcesses):
         """Folder in which ranks on devices with memory of their own meet; it stays until they end."""
 
     def divide(self, shard: DividedShard, **options: Any) -> LeadingStage:
-        """Return the first rank's part of a shard; the other ranks get the other parts, in place of earlier ones.
+        """Return the first rank's part of a shard; the other ranks get the other parts, which replace earlier ones.
 
-        The caller fills its tensors and seals it.
+        The caller fills the tensors of the part and seals it.
 
         Args:
             shard: the shard.
@@ -207,7 +207,7 @@ class ServingRanks(RankProcesses):
 
 
 def _packed(step: EngineStep) -> list[Any]:
-    """Return what a rank needs of a step that does not draw."""
+    """Return the part of a step that a rank which draws no tokens needs."""
     return [
         [[one.sequence, one.capacity_tokens, one.copy_from, one.copy_tokens] for one in step.opens],
         step.closes,
@@ -266,8 +266,8 @@ def _joined(place: RankPlace, meeting: Sequence[str]) -> RankGroup:
 
     Args:
         place: this rank.
-        meeting: the folder in which ranks on devices with memory of their own meet. Otherwise descriptors of the
-            sockets to the other ranks, and of the memory of their exchange.
+        meeting: the folder in which ranks on devices with separate memory meet. For other ranks, descriptors of the
+            sockets between ranks and of the memory for their exchange.
     """
     if len(meeting) == 1:
         join_process_group(place.kind, place.rank, place.ranks, Path(meeting[0]), place.deadline_s)

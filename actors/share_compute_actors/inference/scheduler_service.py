@@ -91,7 +91,7 @@ class SchedulerService:
             self._report(self._scheduler.reform(epoch, limits))
 
     def drop_cached(self) -> None:
-        """Make the next engine step free the KV slots of ended sequences, which were kept as a prefix cache."""
+        """Make the next engine step free the KV slots of ended sequences, which served as a prefix cache."""
         with self._lock:
             self._scheduler.drop_cached()
 

@@ -1,4 +1,4 @@
-"""Facts about a served model, and how they are found without torch if the model was served before."""
+"""Facts about a served model, found without torch if the model was served before."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def facts_of(folder: Path, config: dict[str, Any], dtype: ServedPrecision, embeds: bool) -> dict[str, Any]:
-    """Return the facts that determine whether the model in a folder can be served, and its profile."""
+    """Return the facts that determine the profile of a folder's model, and whether the model can be served."""
     by_file = shapes_by_file(folder).values()
     shapes = {name: shape for shapes in by_file for name, shape in shapes.items()}
     return {"config": config, "dtype": dtype, "embeds": embeds, "weights": shapes}

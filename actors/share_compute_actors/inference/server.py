@@ -121,12 +121,12 @@ class DeploymentServer:
 
     @ray.method(concurrency_group="control")
     def choose_computation(self, computation: str) -> None:
-        """Compute as the stored choice between compiled and eager code says; ``computation`` is JSON."""
+        """Compute with compiled or eager code, as the stored choice says; ``computation`` is JSON."""
         self._inbox.put(Computation.model_validate_json(computation))
 
     @ray.method(concurrency_group="control")
     def set_standby(self, is_on: bool) -> None:
-        """Make members free their shards and keep their processes or, if not ``is_on``, load and serve again."""
+        """Make members free their shards but keep their processes; if not ``is_on``, make them load and serve again."""
         self._inbox.put(is_on)
 
     @ray.method(concurrency_group="control")

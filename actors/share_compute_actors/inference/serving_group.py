@@ -96,8 +96,7 @@ class ServingGroup(WorkerGroup):
     def attach(self) -> int:
         """Take over members that an earlier server left, and return the last epoch that they know; 0 without members.
 
-        Members on machines that are not offered yet are taken over by a later call. Members with another setup are
-        killed.
+        A later call takes over members on machines that are not offered yet. Members with another setup are killed.
         """
         known = {machine.id for machine in self.topology.contributors}
         found: dict[Worker, Any] = {}
@@ -298,6 +297,6 @@ class ServingGroup(WorkerGroup):
 
 
 def _measured(spec: ServeJob, window_tokens: int) -> ServingCase:
-    """Return the engine step with which compiled and eager code are compared, as the objective of a deployment says."""
+    """Return the engine step for comparing compiled with eager code, according to the deployment's objective."""
     sequences = 1 if spec.objective == "latency" else min(spec.max_concurrent, _MOST_MEASURED)
     return ServingCase(sequences, min(spec.prompt_tokens, window_tokens - 1))

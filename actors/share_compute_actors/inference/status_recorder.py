@@ -79,7 +79,7 @@ class StatusRecorder:
             self._error = None if error is None else {"code": error.code, **error.facts()}
 
     def propose(self, computation: Computation | None) -> None:
-        """Report a choice between compiled and eager code that is to be stored; None once a choice is stored."""
+        """Report a proposed choice between compiled and eager code; None once a choice is stored."""
         with self._lock:
             self._proposal = computation
 
@@ -121,7 +121,7 @@ class StatusRecorder:
     def observe(
         self, alive: frozenset[Worker], expected: frozenset[Worker], heartbeats: Mapping[Worker, Any]
     ) -> None:
-        """Record which members are alive, which are starting, and their last heartbeats."""
+        """Record which members are alive and which are starting, with their last heartbeats."""
         with self._lock:
             self._alive, self._expected = alive, expected
             for worker, seen in self._heartbeats.items():

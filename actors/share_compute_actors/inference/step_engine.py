@@ -142,7 +142,8 @@ class StepEngine(ComputeThread):
             self._open.update(opening.sequence for opening in step.opens)
         inputs = self._inputs(step, self._row.names)
         if not self.stage.is_sealed and all(chunk.count == 1 for chunk in step.chunks):
-            # Sealing is slow. It waits for a step without long prompts, so that restarted sequences continue first.
+            # Sealing is slow. It is delayed until a step without long prompts, so that restarted sequences continue
+            # first.
             self.stage.seal(keeps_plain=self.keeps_plain)
         start_s, self.is_computing = time.perf_counter(), True
         outputs = self.stage.compute(step, inputs)
@@ -244,4 +245,4 @@ class StepEngine(ComputeThread):
             try:
                 return self.channel.receive(label, source, _HANDSHAKE_S)
             except ContributorLost:
-                self.channel.report_sent()  # waiting receivers can then notice that a tensor was lost
+                self.channel.report_sent()  # other waiting receivers can then notice that a tensor was lost

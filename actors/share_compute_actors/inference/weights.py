@@ -1,8 +1,8 @@
 """Actor on the server's host that sends weights to a deployment's members.
 
 The server of a replica imports this module. To keep this import fast, only the process of the actor imports torch.
-Members that an earlier server left need no weights, so the actor imports torch only when a member asks for weights, or
-some time after its start. Otherwise the import would delay their streams, which wait for the processor as well.
+Members that an earlier server left need no weights, so the actor imports torch only when a member requests weights, or
+some time after its start. Otherwise the import would take processor time from their streams.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ServedWeights:
 
     @ray.method(concurrency_group="weights")
     def open(self) -> None:
-        """Open the model's weight files now, before members ask for rows."""
+        """Open the model's weight files now, before members request rows."""
         self._open()
 
     def _open(self) -> None:

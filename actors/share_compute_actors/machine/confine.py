@@ -5,7 +5,7 @@ which the control plane talks to Ray, starts as ``python -m share_compute_actors
 Three measures confine the program:
 
 1. The program runs as an unprivileged user (`Policy.user`) or, without one, as this process's user. In both cases the
-   program has no capabilities: it loses those of root, and ambient capabilities of this process.
+   program has no capabilities: it loses root's capabilities and this process's ambient capabilities.
 2. Landlock (Linux 5.13 or newer) denies access to all files except those of the system, of this Python installation
    and of the policy. The program cannot trace processes outside its Landlock domain and, since Linux 6.12, cannot
    signal them.
@@ -239,7 +239,7 @@ def _become(user: User | None, parent: int) -> None:
             os.setgroups([])
             os.setresgid(user.gid, user.gid, user.gid)
             os.setresuid(user.uid, user.uid, user.uid)
-    # A program inherits ambient capabilities also if its user is not root.
+    # A program inherits ambient capabilities even if its user is not root.
     _prctl(_CAP_AMBIENT, _CLEAR_ALL)
     # The effective, permitted and inheritable sets become empty.
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
@@ -289,7 +289,7 @@ def landlock_domain(
 
 
 def _enter_domain(domain: LandlockDomain) -> None:
-    """Enter a Landlock domain; it lasts until the process ends, and its children are in it as well."""
+    """Enter a Landlock domain; it lasts until the process ends, and includes child processes."""
     rights, scopes = domain.rights, domain.scopes
     attributes = struct.pack("=QQQ", rights, 0, scopes) if scopes else struct.pack("=Q", rights)
     libc = _libc()
@@ -380,7 +380,7 @@ def _guard(program: int, is_kept: bool) -> int:
 
 
 def _end_like(status: int) -> None:
-    """End this process as the program ended: with the same exit status, or by the same signal."""
+    """End this process in the same way as the program: with the same exit status, or by the same signal."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError):  # the kernel refuses a handler for SIGKILL
@@ -397,7 +397,8 @@ def main(arguments: Sequence[str]) -> None:
     fields |= {name: tuple(fields[name]) for name in ("read", "write")}
     policy = Policy(user=user, **fields)
     guard, before = os.getpid(), signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # `processes.tied` chose SIGKILL. The guard needs END_NOW, because it must kill descendants when its parent ends.
+    # `processes.tied` chose SIGKILL. The guard needs END_NOW instead, because it must kill descendants when its parent
+    # ends.
     _prctl(_SET_PDEATHSIG, END_NOW)
     _prctl(_SET_CHILD_SUBREAPER, 1)
     _prctl(_SET_NO_NEW_PRIVS, 1)

@@ -47,7 +47,7 @@ class ContributorActor:
     def probe(
         self, memory_bytes: int, cpu_threads: int, device: str, beside: int = 0, devices: int = 1
     ) -> str:
-        """Measure the lent devices, each in a process of its own; return a list of `Device` as JSON.
+        """Measure the lent devices, each in a separate process; return a list of `Device` as JSON.
 
         Devices that are lent together are measured at the same time, as members use them. Parts of a CPU have equal
         parts of memory, threads and processors.
@@ -56,7 +56,7 @@ class ContributorActor:
             memory_bytes: lent memory, in bytes.
             cpu_threads: number of threads to compute with.
             device: kind of the devices; see `share_compute.device_kinds`.
-            beside: number of threads that other contributors on this host use at the same time.
+            beside: number of threads that other contributors on this host use.
             devices: number of devices that are lent together.
 
         Raises:
@@ -105,7 +105,7 @@ class ContributorActor:
 
 
 def _run_together(commands: Sequence[Sequence[str]], environment: Mapping[str, str]) -> list[str]:
-    """Run the probes of all devices at the same time, and return what each of them printed.
+    """Run the probes of all devices at the same time, and return the output of each.
 
     Raises:
         UserError: a probe failed, or took too long. The others are ended.
@@ -154,7 +154,7 @@ def links_to(
     Args:
         contributor_id: contributor id of this machine.
         peers: contributor id, address and port of the Ray node, and actor of each peer.
-        echo: sends a payload to an actor, and returns the answer; it raises the errors of Ray.
+        echo: sends a payload to an actor, and returns the answer; it raises Ray's errors.
     """
     unresponsive = unanswered({place for _, place, _ in peers})
     links = []

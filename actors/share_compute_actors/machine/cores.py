@@ -21,7 +21,7 @@ _PLACE = ("physical_package_id", "core_id")
 def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
     """Return ``count`` disjoint sets of the logical processors that this process may use.
 
-    Threads that were restricted (`restrict_thread`) do not change the result. Processors are sorted by socket and
+    Restrictions of single threads (`restrict_thread`) do not change the result. Processors are sorted by socket and
     physical core, so that most sets consist of whole cores of one socket. The sets are empty if there are too few
     processors, or if the system is not Linux.
     """
@@ -33,7 +33,7 @@ def share_cores(count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def restrict_thread(cores: Sequence[int]) -> None:
-    """Restrict the calling thread, and threads that it starts, to logical processors; do nothing if it is empty."""
+    """Restrict the calling thread, and threads that it starts, to some logical processors; do nothing without any."""
     if cores and sys.platform == "linux":
         os.sched_setaffinity(0, cores)
 

@@ -20,12 +20,11 @@ from share_compute_actors.machine.cores import restrict_thread, share_cores
 def measured_device(kind: DeviceKind, uuids: Sequence[str], lent: int = 1) -> torch.device:
     """Return the device that a member computes on; call this on the thread that will compute.
 
-    If parts of a CPU are lent together, the calling thread is restricted to the processors of the first one.
+    If parts of a CPU are lent together, the calling thread is restricted to the processors of the first part.
 
     Args:
         kind: kind of the measured devices.
-        uuids: UUIDs of the measured devices, one for each rank; each is empty if it is not known, or devices of the
-            kind have none.
+        uuids: UUIDs of the measured devices, one for each rank; empty if unknown, or if devices of the kind have none.
         lent: number of devices that are lent together.
 
     Raises:
@@ -55,7 +54,7 @@ def join_process_group(kind: DeviceKind, rank: int, count: int, folder: Path, de
     variables that name the network device have gone.
 
     Args:
-        kind: kind of the devices, which decides the library that sums tensors.
+        kind: kind of the devices, which determines the library that sums tensors.
         rank: number of this process.
         count: number of processes.
         folder: an empty folder, which all processes can read and write until each of them has left the group. A thread

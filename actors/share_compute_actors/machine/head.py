@@ -97,7 +97,7 @@ def start_head(
         settings: settings of the server; the token and Ray's tables are kept in its data folder.
         children: starts the head as a child process; ``children.folder`` must have a short path.
         advertise_address: IP address at which contributors reach this machine.
-        beside: called just before the head starts, to start processes that connect to it when it runs.
+        beside: called just before the head starts, to start processes that will connect to the head.
 
     Raises:
         Conflict: the port is taken, the range has too few free ports, or a data root contains the data folder.
@@ -187,7 +187,7 @@ def hand_over(policy: Policy, paths: Iterable[Path]) -> None:
 
 
 def show(policy: Policy, paths: Iterable[Path], below: Path) -> None:
-    """Allow the head's user to read files that it does not own, and all users to enter the folders above these files.
+    """Allow the head's user to read some files, and all users to enter the folders above them.
 
     Do nothing if the head runs as this process's user. Links in ``paths`` are not followed.
 
@@ -247,7 +247,7 @@ def head_policy(settings: Settings, run_folder: Path, tables: Path) -> Policy:
     )
     if user is not None:
         for folder in (settings.data_folder, run_folder, run_folder.parent):
-            # Other users may enter the folder, but cannot list it.
+            # Other users may enter the folder, but not list it.
             folder.chmod(0o711)
         hand_over(policy, (path.parent.resolve() / path.name for path in (tables, jobs, uploads, *own)))
     elif why_not:

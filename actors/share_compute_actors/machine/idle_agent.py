@@ -1,4 +1,4 @@
-"""Takes the place of an agent that a raylet starts, waits for and needs, although nothing here uses it.
+"""Replaces an agent that a raylet starts and requires, but that share-compute does not use.
 
 Run as ``python -S -s -P idle_agent.py FOLDER NODE_ID NAME=PORT...``. The raylet reads the ports from files in the
 session folder ``FOLDER``, and ends when the agent ends. Ray's own agents import for half a second each before they
@@ -15,7 +15,7 @@ _POLL_S = 1.0
 
 
 def write_ports(folder: str, node_id: str, ports: list[str]) -> None:
-    """Write the files with the agent's ports, each of which is given as ``NAME=PORT``; -1 if nothing listens."""
+    """Write the files with the agent's ports, each given as ``NAME=PORT``; the port is -1 if nothing listens."""
     for each in ports:
         name, _, port = each.partition("=")
         file = os.path.join(folder, f"{name}_{node_id}")  # noqa: PTH118 - pathlib costs a third of this start
@@ -25,7 +25,7 @@ def write_ports(folder: str, node_id: str, ports: list[str]) -> None:
 
 
 def main() -> None:
-    """Write the ports, and wait for the end of the raylet, which may have ended before this start."""
+    """Write the ports, and wait for the end of the raylet, which may have ended already."""
     raylet = int(os.environ["RAY_RAYLET_PID"])  # Ray's agents read it, too
     write_ports(sys.argv[1], sys.argv[2], sys.argv[3:])
     while os.getppid() == raylet:

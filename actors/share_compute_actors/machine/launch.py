@@ -39,15 +39,15 @@ RAY_SETTINGS = {
     # By default Ray sends three records of every call to the head, which keeps those of the last 100,000 calls. This
     # project does not use these records.
     "RAY_task_events_report_interval_ms": "0",
-    # When a whole machine dies, Ray waits in vain for the reason why its actors died. A call to such an actor fails
-    # after 1.2 to 1.4 s with the defaults of Ray 2.60 (1000 ms of waiting, checked each second), and after 0.3 s with
-    # these values.
+    # When a whole machine dies, Ray waits for the cause of its actors' deaths, which never arrives. A call to such an
+    # actor fails after 1.2 to 1.4 s with the defaults of Ray 2.60 (1000 ms of waiting, checked each second), and after
+    # 0.3 s with these values.
     "RAY_timeout_ms_task_wait_for_death_info": "200",
     "RAY_core_worker_internal_heartbeat_ms": "100",
-    # gRPC sets this value as TCP_USER_TIMEOUT: TCP ends a connection when packets stay unacknowledged for this time.
-    # Ray's default is two minutes. The value here is the time for which Ray's health check waits for a node. After a
-    # network cut, `machine/stalled.py` closes connections that still exist, and gRPC then reconnects at once. After TCP
-    # has ended a connection, gRPC reconnects only after its own delays.
+    # gRPC sets this value as TCP_USER_TIMEOUT: TCP ends a connection if packets stay unacknowledged for this time.
+    # Ray's default is two minutes. The value here is the time limit of Ray's health check for a node. After a network
+    # cut, `machine/stalled.py` closes connections that still exist, and gRPC then reconnects at once. If TCP ended the
+    # connection, gRPC would reconnect only after its own delays.
     "RAY_grpc_client_keepalive_timeout_ms": str(1000 * ABSENCE_S),
 }
 """Environment variables of all Ray processes, in every cluster."""
@@ -71,8 +71,8 @@ class RayNode:
     def end(self) -> str | None:
         """Reason why the node is no longer usable; None while it runs.
 
-        The processes in `vital` are checked, too: after one of them ends, ``ray start --block`` may run for another
-        minute.
+        The processes in `vital` are checked, too, because ``ray start --block`` may run for a minute after one of them
+        ends.
         """
         if self.child.exit_code is not None:
             return f"it ended with status {self.child.exit_code}: {self.child.last_words()}"
@@ -107,7 +107,7 @@ def launch(
         children: starts the node as a child process.
         name: name of the child.
         arguments: arguments of ``ray start``.
-        environment: variables to set, in addition to those that `clean_environment` lets the node inherit.
+        environment: variables to set, in addition to the inherited ones of `clean_environment`.
         policy: files that the node may use, and the user that it runs as.
         supervisor: on a head, path of the script that will run and restart the GCS.
 

@@ -58,8 +58,8 @@ def start_node(
     """Start this machine's node, confined to its own folders, and wait until it is registered.
 
     Args:
-        children: starts the node as a child process. ``children.folder`` must have a short path and belong to this node
-            alone.
+        children: starts the node as a child process. ``children.folder`` must have a short path and belong only to this
+            node.
         access: address of the head, the cluster's token, and settings of the node.
         limits: resources that the node may use.
         ports: ports that the node may listen on.
@@ -101,7 +101,7 @@ def start_node(
 
 
 def _device_environment(gpus: tuple[str, ...]) -> dict[str, str]:
-    # Ray must not replace CUDA_VISIBLE_DEVICES in its actors, whether they request a part of the GPU (members) or none
-    # (the actor that measures it). GPUs are named by their UUIDs, because CUDA and the driver may number them in
+    # Ray must not replace CUDA_VISIBLE_DEVICES in its actors. Members request a part of the GPU; the actor that
+    # measures the GPU requests none. GPUs are named by their UUIDs, because CUDA and the driver may number them in
     # different orders.
     return {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}

@@ -1,4 +1,4 @@
-"""Assigns the TCP ports of Ray nodes from one range, so that a firewall has to open no other ports.
+"""Assigns the TCP ports of Ray nodes from one range, so that a firewall needs to open no other ports.
 
 This module imports neither Ray nor torch.
 

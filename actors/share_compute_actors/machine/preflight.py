@@ -162,7 +162,7 @@ def check_walls() -> CheckResult:
 
 
 def check_listening(address: str) -> CheckResult:
-    """Check whether this machine can listen at an IP address, which must be one of its own."""
+    """Check whether this machine can listen at an IP address, which must belong to this machine."""
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         socket.create_server((address, 0), family=family).close()
@@ -207,10 +207,10 @@ def check_devices() -> CheckResult:
 
 
 def require_gpu_access(gpus: Sequence[object]) -> None:
-    """Check that processes of a node, which are confined, will be able to use the GPUs.
+    """Check that the confined processes of a node will be able to use the GPUs.
 
     Raises:
-        Unavailable: there are GPUs, and this process is root, to which `Policy.names_threads` does not apply.
+        Unavailable: there are GPUs, and this process is root, and `Policy.names_threads` does not apply to root.
     """
     if gpus and landlock_version() and os.geteuid() == 0:
         raise Unavailable(
@@ -220,7 +220,7 @@ def require_gpu_access(gpus: Sequence[object]) -> None:
 
 
 def check_compiler() -> CheckResult:
-    """Check whether a C++ compiler works as ``torch.compile`` needs it: with OpenMP and the headers of Python."""
+    """Check whether a C++ compiler meets the needs of ``torch.compile``: OpenMP and the headers of Python."""
     compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
         return CheckResult(

@@ -69,11 +69,11 @@ class Lent:
 
 
 def probe(lent: Lent) -> Device:
-    """Measure the lent device: the CPU, or the GPU at ``place`` of those of the lent kind that this process sees.
+    """Measure the lent device: the CPU, or the visible GPU of the lent kind with index ``place``.
 
     Raises:
-        RuntimeError: GPUs are lent, but this process does not see exactly so many; or the machine has less memory than
-            it lends.
+        RuntimeError: GPUs are lent, but this process does not see exactly that number; or the machine has less memory
+            than it lends.
     """
     has_bytes = psutil.virtual_memory().total
     if lent.memory_bytes > has_bytes:
@@ -153,7 +153,7 @@ def _measured(kind: DeviceOperations, lent: Lent, copy_bytes: int) -> Device:
 
 
 def with_peers(device: Device, lent: Lent, folder: Path) -> Device:
-    """Return a device with the time of sums with the other devices that are lent together.
+    """Return a device with the measured time of sums with the other devices that are lent together.
 
     Args:
         device: the measured device.
@@ -176,7 +176,7 @@ def with_peers(device: Device, lent: Lent, folder: Path) -> Device:
 def _sum_s(kind: DeviceOperations, numbers: int) -> float:
     """Return the median time of a sum of ``numbers`` float32 numbers with the other devices, in seconds.
 
-    All probes make equally many sums, so no time limit ends them.
+    The number of sums is fixed, because all probes must make equally many.
     """
     tensor, times = torch.zeros(numbers, device=kind.device), []
     for _ in range(_REPETITIONS + 1):

@@ -89,7 +89,7 @@ class ProcessIdentity:
 def _start_of(process: psutil.Process) -> str:
     if sys.platform != "linux":
         return repr(process.create_time())
-    # The start time is in ticks since boot, because the system's clock may be set at any time.
+    # The start time is in ticks since boot, because the system's clock may change at any time.
     try:
         facts = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError) as failure:
@@ -106,7 +106,7 @@ class Child:
         self.log = log
         """File with the child's output."""
         self._process = process
-        # The child was not waited for yet, so its pid cannot have been reused, even if it has ended.
+        # The child was not reaped yet, so its pid cannot have been reused, even if the child has ended.
         self._family = {process.pid: psutil.Process(process.pid)}
 
     @property
@@ -137,7 +137,7 @@ class Child:
         return list(self._family.values())
 
     def known(self) -> list[psutil.Process]:
-        """Return what the last call of `family` found, without looking for further descendants; some may have ended."""
+        """Return the result of the last `family` call, without searching again; some processes may have ended."""
         return list(self._family.values())
 
     def log_tail(self, lines: int = 20) -> str:
@@ -219,7 +219,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class ChildProcesses:
-    """Starts and ends children of this process, and lists them in a file, so that a later run can end any that remain.
+    """Starts and ends child processes, and lists them in a file, so that a later run can end remaining ones.
 
     Args:
         folder: folder for the list and for the output of the children; only one process may use it at a time.
@@ -262,8 +262,8 @@ class ChildProcesses:
             Unavailable: the child cannot be started, for example because the folder cannot be written.
         """
         try:
-            # KeyboardInterrupt may end this call, but not `_start`, which runs on another thread. `_start` itself lists
-            # the child, so no started child is missing from the list.
+            # KeyboardInterrupt may end this call, but not `_start`, which runs on another thread and lists the child.
+            # So no started child is missing from the list.
             variables = {**(os.environ if inherits is None else inherits), **environment}
             return _starter.submit(self._start, name, arguments, variables, files, cwd, output).result()
         except OSError as failure:
@@ -306,7 +306,7 @@ class ChildProcesses:
     def refresh(self) -> None:
         """Rewrite the list of processes; call this method regularly, because children start further processes.
 
-        A failure to write is only logged, because an outdated list is no reason to end working processes.
+        A failure to write is only logged, because an outdated list must not end working processes.
         """
         try:
             self.write()
@@ -377,5 +377,5 @@ class ChildProcesses:
         return len(left)
 
     def _forget(self) -> None:
-        with suppress(OSError):  # all listed processes have ended, so an old list does no harm
+        with suppress(OSError):  # all listed processes have ended, so an old list is harmless
             self._file.unlink(missing_ok=True)

@@ -5,20 +5,20 @@ Without the supervisor, Ray ends the whole head, with all coordinators, when the
 wait until a GCS with the same port and tables runs, and then continue: see "GCS fault tolerance" in Ray's
 documentation.
 
-Nothing here uses Ray's dashboard. ``ray start --head`` starts its process even with ``--include-dashboard=false``, and
-waits for it. Each raylet starts two agents and waits for them before it registers: the dashboard's agent, and an agent
-that makes runtime environments, which no actor here has. Each takes more than half a second of processor time to start
-and about 90 MB of memory. `idle_agent` takes their places.
+share-compute does not use Ray's dashboard. ``ray start --head`` starts its process even with
+``--include-dashboard=false``, and waits for it. Each raylet starts two agents and waits for them before it registers:
+the dashboard's agent, and an agent that makes runtime environments, which share-compute's actors do not use. Each takes
+more than half a second of processor time to start and about 90 MB of memory. `idle_agent` replaces both.
 
-Where the package grpcio is installed, ``ray start --head`` also opens port 10001 for Ray Client, with which others
-could run code on the head. Nothing here uses it, so it is not started.
+Where the package grpcio is installed, ``ray start --head`` also opens port 10001 for Ray Client, which lets others run
+code on the head. share-compute does not use Ray Client, so it is not started.
 
 Ray's command line also imports the commands of Ray Serve, of Ray Jobs and of the state API. With the optional packages
 that Ray Serve uses (pandas, FastAPI, grpcio), these imports take two thirds of the processor time until the GCS starts.
-Nothing here uses these commands, so they are not imported.
+share-compute does not use these commands, so they are not imported.
 
-``ray start`` asks the GCS for the new node before the raylet has registered, and asks again after one second. Here it
-first waits until the GCS lists the node, which takes some tenths of a second.
+``ray start`` asks the GCS for the new node before the raylet has registered, and asks again after one second. With this
+module, it first waits until the GCS lists the node, which takes some tenths of a second.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> None:
 
 
 def supervise_gcs(script: Path) -> None:
-    """Write a script that restarts an ended GCS, and let this process start the script in place of the GCS."""
+    """Write a script that restarts an ended GCS, and make this process start the script instead of the GCS."""
     program = shlex.quote(services.GCS_SERVER_EXECUTABLE)
     script.write_text(_SCRIPT.format(program=program, sound_s=SOUND_S))
     script.chmod(0o700)
@@ -96,7 +96,7 @@ def leave_out_agents() -> None:
 
 def command_line() -> Any:
     """Return the module of Ray's command line, imported without the commands in `OTHER_COMMANDS`."""
-    # `import` raises ModuleNotFoundError for a module that is None in this table. Ray then leaves its commands out.
+    # `import` raises ModuleNotFoundError for a module whose entry in this table is None. Ray then omits its commands.
     added = dict.fromkeys(name for name in OTHER_COMMANDS if name not in sys.modules)
     sys.modules.update(added)  # type: ignore[arg-type]  # the types of the table leave out None
     try:
@@ -113,7 +113,7 @@ def wait_for_raylets() -> None:
 
 
 def get_registered(get: Callable[[str, str], Any], gcs_address: str, node_id: str) -> Any:
-    """Wait until the GCS lists a node, then return Ray's facts about it; ``get`` is Ray's function for that."""
+    """Wait until the GCS lists a node, then return Ray's facts about it; ``get`` is Ray's function for these facts."""
     wanted, deadline_s = NodeID.from_hex(node_id), time.monotonic() + _REGISTERS_S
     with suppress(RayError):  # `get` reports the problem
         gcs, polls = GcsClient(address=gcs_address), 0
@@ -125,7 +125,7 @@ def get_registered(get: Callable[[str, str], Any], gcs_address: str, node_id: st
 
 
 def leave_out_ray_client(scripts: Any) -> None:
-    """Let this process start a head that opens no port for Ray Client, also if grpcio is installed.
+    """Let this process start a head that opens no port for Ray Client, even if grpcio is installed.
 
     Args:
         scripts: the module of Ray's command line.
@@ -146,7 +146,7 @@ def _start_process(start: Callable[..., Any], command: list[str], process_type: 
 
 
 def with_idle_agents(raylet: Sequence[str]) -> list[str]:
-    """Return the command of a raylet, with `idle_agent` in place of the commands of its two agents."""
+    """Return the command of a raylet, with `idle_agent` instead of the commands of its two agents."""
     given = dict(word[2:].split("=", 1) for word in raylet if word.startswith("--") and "=" in word)
     ports = {
         "--dashboard_agent_command": [f"{name}=-1" for name in _DASHBOARD_PORTS],

@@ -32,7 +32,7 @@ def answers(
 ) -> dict[Place, Answer]:
     """Connect to all places in parallel; return the answer of each place that answered: open or refused.
 
-    The kernel of a host answers, even if its programs are busy. A host that refuses is reachable, but no program
+    A host's kernel answers even if its programs are busy. A refusal means that the host is reachable, but no program
     listens on the port.
 
     Args:

@@ -1,8 +1,8 @@
 """Closes TCP connections of Ray that wait to retransmit although the other host can be reached again.
 
 TCP doubles the time before each retransmission (RFC 6298, 5.5). So after a network cut of 30 s, a connection may stay
-idle for another 25 s, and Ray's calls must wait. A new connection works at once, and gRPC opens a new one when the old
-one is closed.
+idle for another 25 s, and Ray's calls wait for it. A new connection works at once, and gRPC opens a new one when the
+old one is closed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Selects a node's folders: for temporary files, and for compiled code that later nodes of this machine use again.
+"""Selects a node's folders: for temporary files, and for compiled code that later nodes of this machine reuse.
 
 Temporary files are on a disk if possible, because files on a tmpfs use lent memory.
 """

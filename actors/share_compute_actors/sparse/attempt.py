@@ -82,9 +82,9 @@ class _IntervalSaving:
     """Writes the checkpoints of a run without servers.
 
     Args:
-        options: where and how often they are written; None for none.
+        options: where and how often checkpoints are written; None for no checkpoints.
         data: digest of the prepared rows.
-        report: takes the event of each checkpoint.
+        report: function that receives the event of each checkpoint.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SparseAttempt:
 
     Args:
         assignment: the job, and the machines that it may use.
-        report: takes each event.
+        report: function that receives each event.
         requests: requests of the control plane.
         source: actor from which workers fetch prepared rows; see `fetched`.
     """
@@ -190,7 +190,7 @@ class SparseAttempt:
         return self._assignment.folder / "data"
 
     def _prepared(self) -> DealtRows:
-        """Read all files, and write the rows of each worker into files of their own."""
+        """Read all files, and write the rows of each worker to separate files."""
         data, kind = self._spec.data, target_kind(self._spec)
         workers = 1 if self._spec.training.hogwild_threads is not None else self._spec.training.workers
         try:
@@ -209,7 +209,7 @@ class SparseAttempt:
         return prepared
 
     def _read_validation(self) -> int:
-        """Read the rows on which the model is measured, and return their number."""
+        """Read the rows for measurements of the model, and return their number."""
         data = self._spec.data
         if not data.validation_files:
             return 0
@@ -253,7 +253,7 @@ class SparseAttempt:
 
         def require(machines: Sequence[Contributor]) -> None:
             memory_bytes = worker_memory_bytes(settings, machines, prepared.keys)
-            # Workers that start from now on get this limit.
+            # Workers that start later get this limit.
             run.options = replace(run.options, memory_bytes=memory_bytes)
 
         self._require = require
@@ -263,7 +263,7 @@ class SparseAttempt:
             self._stop_if_cancelled()
             if run.returns > returns and run.saved is not None:
                 returns = run.returns
-                self._reached = None  # the rows are older than those that reached the target
+                self._reached = None  # the rows are older than the rows that reached the target
                 self._report(
                     Note(
                         level="warning",
@@ -309,21 +309,21 @@ class SparseAttempt:
             self._step(found.step, found.loss, found.examples)
 
     def _leave(self, run: SparseRun | DualRun) -> None:
-        """Stop using machines that have to leave, except for the last one."""
+        """Stop using machines that must leave, except for the last one."""
         for machine in list(self._machines):
             if machine.id in self._requests.leaving and run.leave(machine.node_id):
                 self._machines.remove(machine)
                 self._place()
 
     def _leave_or_end(self, run: SparseRun) -> None:
-        """Suspend a run that has to end; otherwise stop using machines that have to leave."""
+        """End a suspended run with a checkpoint; otherwise stop using machines that must leave."""
         has_to_end = self._has_to_end()
         run.suspension.want(is_wanted=has_to_end)
-        if not has_to_end:  # else workers would move to the last machine, and read their rows in vain
+        if not has_to_end:  # otherwise workers would move to the last machine, and read their rows in vain
             self._leave(run)
 
     def _staying(self) -> list[Contributor]:
-        """Return the machines of the job that are part of the cluster and do not have to leave."""
+        """Return the machines of the job that are in the cluster and need not leave."""
         leaving = self._requests.leaving
         nodes = self._living.now(afresh=leaving != self._leaving)
         self._leaving = leaving
@@ -362,7 +362,7 @@ class SparseAttempt:
 
         def watch() -> None:
             self._stop_if_cancelled()
-            if self._has_to_end():  # a round may take long, but the state before it is here
+            if self._has_to_end():  # a round may take long, but the state before the round is known
                 self._end(saving, run.finished, save(run.finished))
             self._leave(run)
 
@@ -503,14 +503,14 @@ class SparseAttempt:
             self._compare(event.step, target.metric, getattr(event, name))
 
     def _compare(self, step: int, metric: str, value: float | None) -> None:
-        """Remember the first value that reaches the target."""
+        """Keep the first value that reaches the target."""
         target = self._spec.training.target
         is_target = target is not None and target.metric == metric and target.is_met(value)
         if is_target and value is not None and self._reached is None:
             self._reached = (step, value)
 
     def _report_target(self, moved_bytes: int) -> None:
-        """Report the time and the bytes until the target was reached, if it was."""
+        """Report the time and the bytes that it took to reach the target, if it was reached."""
         target = self._spec.training.target
         if target is not None and self._reached is not None:
             step, value = self._reached
@@ -552,14 +552,14 @@ class SparseAttempt:
             raise Cancelled
 
     def _stop_if_late(self) -> None:
-        """End the attempt if it is cancelled, or could not save a checkpoint in time after it had to end."""
+        """End the attempt if it is cancelled, or if it could not save a checkpoint in time before its end."""
         self._stop_if_cancelled()
         self._suspension.want(is_wanted=self._has_to_end())
         if self._suspension.is_late:
             raise ContributorLost("suspended before the next checkpoint", hint="it continues by itself")
 
     def _has_to_end(self) -> bool:
-        """Return whether the attempt is suspended, or the machines that stay are too few or lack memory."""
+        """Return whether the attempt is suspended, or the remaining machines are too few or lack memory."""
         staying = self._staying()
         return self._requests.suspended.is_set() or not staying or self._lacks_memory(staying)
 

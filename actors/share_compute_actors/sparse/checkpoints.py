@@ -1,4 +1,4 @@
-"""Checkpoints of sparse models: a snapshot of each range, from which all workers and servers can start again."""
+"""Checkpoints of sparse models: a snapshot of each range, from which all workers and servers can restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MOST_TRIES = 8
 
 @dataclass(frozen=True, slots=True)
 class CheckpointOptions:
-    """Where and how often a run saves checkpoints."""
+    """Folder and intervals of a run's checkpoints."""
 
     folder: Path
     every_s: float = 300.0
@@ -66,7 +66,7 @@ class CheckpointFacts:
 
 @dataclass(frozen=True, slots=True)
 class DualFacts:
-    """Description of a checkpoint of CoCoA beside its weights and dual variables."""
+    """Description of a CoCoA checkpoint, without weights and dual variables."""
 
     problem: DualProblem
     seed: int
@@ -87,7 +87,7 @@ def save_checkpoint(
     """Write a checkpoint; return None if a server was lost or replaced meanwhile.
 
     Args:
-        options: where checkpoints are.
+        options: folder and intervals of checkpoints.
         settings: settings of the model.
         servers: server of each range.
         data: digest of the data files.
@@ -122,7 +122,7 @@ def write_checkpoint(
     """Write a checkpoint, and remove the oldest ones.
 
     Args:
-        options: where checkpoints are.
+        options: folder and intervals of checkpoints.
         facts: description of the checkpoint.
         files: content of each file in parts, by name.
 
@@ -149,7 +149,7 @@ def save_dual(
     """Write a checkpoint of CoCoA.
 
     Args:
-        options: where checkpoints are.
+        options: folder and intervals of checkpoints.
         facts: description of the checkpoint.
         weights: weight of each place.
         duals: dual variables of each worker.
@@ -184,7 +184,7 @@ def newest_dual(
     """Return the newest whole checkpoint of CoCoA, and messages about damaged ones; see `newest_checkpoint`.
 
     Raises:
-        UserError: all checkpoints are damaged, or the newest whole one is of another problem or of other data.
+        UserError: all checkpoints are damaged, or the newest whole one belongs to another problem or other data.
         VerificationFailed: the description of the checkpoint cannot be read.
     """
     newest, notes = _newest(folder, _DUAL_FACTS)
@@ -197,9 +197,9 @@ def newest_dual(
 
 
 def _frozen(settings: SparseSettings, servers: Sequence[Any]) -> tuple[int, list[FrozenAnswer]]:
-    """Let all servers keep a snapshot; return its clock, and the descriptions.
+    """Make all servers keep a snapshot; return its clock, and the descriptions.
 
-    In a synchronous run all snapshots are of one clock, so that training continues with the same bits.
+    In a synchronous run all snapshots have the same clock, so that training continues with the same bits.
     """
     ahead = 2
     for attempt in range(_MOST_TRIES):
@@ -253,7 +253,7 @@ def newest_checkpoint(
     """Return the newest whole checkpoint, and messages about damaged ones.
 
     Raises:
-        UserError: all checkpoints are damaged, or the newest whole one is of another model or of other data.
+        UserError: all checkpoints are damaged, or the newest whole one belongs to another model or other data.
         VerificationFailed: the description of the checkpoint cannot be read.
     """
     newest, notes = _newest(folder, _FACTS)

@@ -1,4 +1,4 @@
-"""CoCoA on Ray: workers improve the dual variables of their rows; the run adds up what they changed."""
+"""CoCoA on Ray: workers improve the dual variables of their rows; the run adds up their changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAIT_S = 0.2
 
 
 class RoundHeader(NamedTuple):
-    """Header of a round; its content is the weights of the worker's places, and its dual variables, as float64."""
+    """Header of a round; the content is the weights of the worker's places, then its dual variables, as float64."""
 
     number: Natural
     worker: Natural
@@ -39,14 +39,14 @@ class RoundHeader(NamedTuple):
 
 
 class RoundAnswer(NamedTuple):
-    """Header of an answer; its content is the change for the worker's places, and its new dual variables."""
+    """Header of an answer; the content is the change for the worker's places, then its new dual variables."""
 
     primal_sum: float
     dual_sum: float
 
 
 class PlacesHeader(NamedTuple):
-    """Header of the places of a worker's rows, which are its content."""
+    """Header of a list of places; the content is the places that a worker's rows touch."""
 
     rows: Natural
 
@@ -126,9 +126,9 @@ class DualRun:
         problem: the problem.
         files: prepared files of each worker.
         nodes: Ray nodes on which workers run, in turn.
-        source: actor that has the files; see `fetched`.
+        source: actor that serves the files; see `fetched`.
         seed: seed of the order of rows.
-        watch: is called several times a second while workers read their rows; its errors end the run.
+        watch: called several times a second while workers read their rows; its errors end the run.
     """
 
     def __init__(
@@ -211,11 +211,11 @@ class DualRun:
         return True
 
     def rounds(self, count: int, watch: Callable[[], None]) -> Iterator[DualProgress]:
-        """Run rounds up to a number; yield the state after each one, and first that of a restored run.
+        """Run rounds up to a number; yield the state after each round; a restored run first yields the restored state.
 
         Args:
-            count: number of rounds, with those that were finished before.
-            watch: is called several times a second; its errors end the run.
+            count: number of rounds, including those that were finished before.
+            watch: called several times a second; its errors end the run.
 
         Raises:
             ContributorLost: no machine is left.
@@ -225,7 +225,7 @@ class DualRun:
         problem = self._problem
         for number in range(self.first, count + 1):
             self.finished = number
-            # The sums are those of the weights with which a round begins, so the last round only measures.
+            # The sums belong to the weights at the beginning of a round, so the last round only measures.
             answers_of = self._round(number, 1 if number < count else 0, watch)
             primal = sum(header.primal_sum for header, _ in answers_of)
             dual = sum(header.dual_sum for header, _ in answers_of)
@@ -249,7 +249,7 @@ class DualRun:
             worker.call = self._solve(index, number, passes)
         found = dict[int, tuple[RoundAnswer, Vector]]()
         while len(found) < len(self._workers):
-            watch()  # it may leave machines, or find that those that are left lack memory
+            watch()  # `watch` may leave machines, or find that the remaining machines lack memory
             self._restart_when_due()
             calls = {
                 worker.call: index for index, worker in enumerate(self._workers) if worker.call is not None
@@ -298,7 +298,7 @@ class DualRun:
         )
 
     def _lose(self, index: int, number: int, failure: RayError) -> None:
-        """Let a lost worker start again; it continues with the dual variables of the last round."""
+        """Restart a lost worker; the worker continues with the dual variables of the last round."""
         worker, delay_s = self._workers[index], 0.0
         ray.kill(worker.actor)
         if worker.node in alive(self._nodes):
@@ -310,7 +310,7 @@ class DualRun:
             if worker.restart_at is None or worker.restart_at > time.monotonic():
                 continue
             used = Counter(each.node for each in self._workers if each is not worker)
-            # Workers stay as evenly spread as `require_memory` expects.
+            # Workers stay as evenly distributed as `require_memory` expects.
             worker.node = min(alive(self._nodes), key=lambda node: used[node])
             worker.restart_at, worker.has_rows = None, False
             worker.actor = self._new_actor(worker.node)

@@ -54,14 +54,14 @@ PIECE = WithContent(Schema(str))
 
 
 def check_bags(shares: DataShares, bags: Sequence[BagPart]) -> None:
-    """Check that the parts of each bag of words together have the numbers that its header states.
+    """Check that the parts of each bag of words add up to the numbers in its header.
 
     Args:
         shares: parts of each worker.
         bags: counts of the parts that workers read, in the order of the parts.
 
     Raises:
-        UserError: they are not.
+        UserError: the numbers differ.
     """
     paths = {each.file: each.path for parts in shares.parts for each in parts}
     for file, wanted in enumerate(shares.entries):
@@ -93,7 +93,7 @@ class SparseFiles:
         """Open files, and return the parts of each worker.
 
         Args:
-            files: paths of the files of each worker, or one list that is cut into parts for all workers.
+            files: paths of the files of each worker, or one list that is divided among all workers.
             kind: format of the files.
             workers: number of workers.
             columns: columns of user, item and rating.
@@ -158,7 +158,7 @@ def _identity(source: BinaryIO) -> tuple[int, int]:
 class RemoteFile(io.RawIOBase):
     """A file on the submitter's machine, with the interface of a local file.
 
-    The next piece is requested while the last one is used.
+    The next piece is requested while the current one is in use.
 
     Args:
         store: a handle of `SparseFiles`.
@@ -184,7 +184,7 @@ class RemoteFile(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position that counts from the beginning, or from the present position."""
+        """Move to a position, relative to the beginning or to the present position."""
         if whence == io.SEEK_END:
             raise io.UnsupportedOperation("the size of the file is not known here")
         self._at = offset + (self._at if whence == io.SEEK_CUR else 0)
@@ -219,7 +219,7 @@ class RemoteFile(io.RawIOBase):
 
 
 def remote_part(store: Any, part: DataPart) -> FilePart:
-    """Return a part of a file as readers take it."""
+    """Return a part of a file in the form that readers take."""
 
     def opened(_: Path) -> BinaryIO:
         return io.BufferedReader(RemoteFile(store, part.file), 1 << 16)

@@ -39,7 +39,7 @@ class PassAnswer(NamedTuple):
 
 
 class SnapshotAnswer(NamedTuple):
-    """Description of a snapshot that the process keeps until the next pass."""
+    """Description of a snapshot; the process keeps it until the next pass."""
 
     size_bytes: Natural
 
@@ -67,7 +67,7 @@ class HogwildProcess:
         self._snapshot = b""
 
     def restore(self, part: bytes) -> None:
-        """Add a part of the snapshot with which training begins."""
+        """Add a part of the initial snapshot."""
         self._restored += part
 
     @answers(COUNT)
@@ -126,10 +126,10 @@ class HogwildRun:
         settings: settings of the model.
         files: prepared files.
         node: the Ray node.
-        source: actor from which the process fetches rows; see `fetched`.
+        source: actor that serves the rows; see `fetched`.
         threads: number of threads.
-        watch: is called several times a second while the process reads its rows; its errors end the run.
-        restored: snapshot with which training begins, in parts; empty for none.
+        watch: called several times a second while the process reads its rows; its errors end the run.
+        restored: initial snapshot, in parts; empty for none.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class HogwildRun:
 
         Args:
             number: number of the pass, from 0.
-            watch: is called several times a second; its errors end the run.
+            watch: called several times a second; its errors end the run.
         """
         return answered(PASS_DONE, self._waited(self._actor.train.remote(number), watch), _NAME)
 

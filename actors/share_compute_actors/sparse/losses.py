@@ -1,4 +1,4 @@
-"""Limit of the losses of a process that is started again and again, for example because it lacks memory."""
+"""Limits the losses of a process that is restarted repeatedly, for example because it lacks memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FIRST_DELAY_S = 1.0
 
 
 class ProcessLosses:
-    """Counts the losses of each process in sequence. Progress of the process between two losses ends a sequence.
+    """Counts the consecutive losses of each process. Progress of the process between two losses resets its count.
 
-    Losses of machines do not count: the caller leaves them out.
+    The caller leaves out losses of machines.
     """
 
     def __init__(self) -> None:
@@ -22,7 +22,7 @@ class ProcessLosses:
         """Number of losses in sequence, and the progress at the last one, by process."""
 
     def count(self, process: int, progress: int) -> int:
-        """Count a loss; return the number of losses in sequence."""
+        """Count a loss; return the number of consecutive losses."""
         before, last = self._counts.get(process, (0, progress))
         found = 1 if progress > last else before + 1
         self._counts[process] = (found, progress)

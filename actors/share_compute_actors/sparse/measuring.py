@@ -29,17 +29,17 @@ class Measurement(NamedTuple):
 
 
 class PassMeasuring:
-    """Measures the model on the held-out rows of all workers, in a thread of its own.
+    """Measures the model on the held-out rows of all workers, in a separate thread.
 
-    At the end of a pass, the servers keep a snapshot. Each worker asks for the rows of weights that its held-out rows
+    At the end of a pass, the servers keep a snapshot. Each worker requests the rows of weights that its held-out rows
     touch, and returns a tally. So no machine needs all weights or all held-out rows.
 
-    Passes that end while an earlier one is measured are left out, except the one that follows it, and the last one.
+    Passes that end during a measurement are not measured, except the next one and the last one.
 
     Args:
         settings: settings of the model.
         minibatches: number of minibatches of each worker in a pass.
-        firsts: number of pushes of each worker with which training begins.
+        firsts: number of earlier pushes of each worker when training begins.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class PassMeasuring:
             wait([self._running], timeout_s)
 
     def use(self, servers: Sequence[Any]) -> None:
-        """Set the servers; the thread stops waiting for all other servers."""
+        """Set the servers; the thread stops waiting for any former server."""
         self._servers = list(servers)
 
     def go_on(self, servers: Sequence[Any], workers: Sequence[Any]) -> bool:
-        """Begin, or begin again after a loss; return whether a machine was lost since the last call.
+        """Begin, or restart after a loss; return whether a machine was lost since the last call.
 
         Raises:
             ShareComputeError: a worker failed.
@@ -106,7 +106,7 @@ class PassMeasuring:
             number = self._next
             frozen = [unpack_answer(FROZEN, answer, "a server") for answer in self._got(calls, servers)]
             finished = max(number, min(self._finished(dict(answer.clocks)) for answer in frozen))
-            # The next pass may end before this one is measured.
+            # The next pass may end before this pass is measured.
             calls = self._freeze(finished + 1, servers) if finished < self._settings.passes else []
             found = self._measured(number, servers, workers)
             self._results.put(Measurement(finished * max(self._minibatches), found))

@@ -15,13 +15,15 @@ KEPT_S = 1.0
 
 
 def living(nodes: Iterable[str]) -> list[str]:
-    """Return those nodes that are part of the cluster now."""
+    """Return the given nodes that are part of the cluster now."""
     known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     return [node for node in nodes if node in known]
 
 
 class LivingNodes:
-    """Tells which nodes are part of the cluster, and asks Ray once a second at most: each answer lists all nodes.
+    """Finds nodes that are part of the cluster.
+
+    Ray is asked once a second at most, because each answer lists all nodes.
 
     Args:
         nodes: the nodes of interest.
@@ -33,7 +35,7 @@ class LivingNodes:
         self._asked_at = float("-inf")
 
     def now(self, *, afresh: bool = False) -> list[str]:
-        """Return those nodes that are part of the cluster, or were so a second ago.
+        """Return those nodes that are part of the cluster, or were part of it a second ago.
 
         Args:
             afresh: whether to ask Ray even if the last answer is recent.
@@ -44,7 +46,7 @@ class LivingNodes:
 
 
 def alive(nodes: Sequence[str]) -> list[str]:
-    """Return those nodes that are part of the cluster now.
+    """Return the nodes that are part of the cluster now.
 
     Raises:
         ContributorLost: there is none.

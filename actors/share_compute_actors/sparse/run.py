@@ -1,4 +1,4 @@
-"""The run of a sparse model: it places ranges on machines, starts workers, and replaces what is lost."""
+"""The run of a sparse model: it places ranges on machines, starts workers, and replaces lost processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ RunEvent: TypeAlias = CheckpointSaved | Validated
 
 
 class _CopiesLost(ContributorLost):
-    """All copies of a range were lost. Other errors of the same class, such as those of ``watch``, end the run."""
+    """All copies of a range were lost. Unlike other errors of its base class, it does not always end the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +101,11 @@ class SparseRun:
 
     Args:
         settings: settings of the model.
-        files: data files of each worker, on this machine, or one list that is cut into parts for all workers.
+        files: data files of each worker, on this machine, or one list that is divided among all workers.
         kind: format of the files.
         server_nodes: Ray nodes that may hold ranges.
         worker_nodes: Ray nodes on which workers run, in turn.
-        source: actor that has the files as prepared rows (see `fetched`); None if the files are read here.
+        source: actor that serves the files as prepared rows (see `fetched`); None if the files are read here.
         options: checkpoints, events, and how data is read.
 
     Raises:
@@ -201,7 +201,7 @@ class SparseRun:
         return list(ray.get(calls))
 
     def _hold(self, number: int) -> Any:
-        """Let a worker fetch its part of the rows for measurements: whole files, in turn."""
+        """Make a worker fetch its part of the rows for measurements: whole files, assigned in turn."""
         actor, step = self.workers[number].actor, len(self.workers)
         if self._source is not None:
             files = list(self.options.validation[number::step])
@@ -226,10 +226,10 @@ class SparseRun:
     def train(self, watch: Callable[[], None] = lambda: None) -> list[WorkerReport]:
         """Train until all workers are done; return their reports.
 
-        If all copies of a range are lost, all processes start again with the newest checkpoint.
+        If all copies of a range are lost, all processes restart from the newest checkpoint.
 
         Args:
-            watch: is called several times a second.
+            watch: called several times a second.
 
         Raises:
             ContributorLost: all copies of a range were lost, and there is no checkpoint; or the run is suspended.
@@ -243,13 +243,13 @@ class SparseRun:
                 self._return_to_checkpoint(failure)
 
     def _return_to_checkpoint(self, failure: Exception) -> None:
-        """Start all processes again with the newest checkpoint, or raise the failure if there is none."""
-        self._end_processes()  # first, because a checkpoint may wait for a clock that is never reached now
+        """Restart all processes from the newest checkpoint, or raise the failure if there is none."""
+        self._end_processes()  # first, because a checkpoint may wait for a clock that is now never reached
         if self._measuring is not None:
             self._measuring.close()
         if self._saving is not None:
             self._save_ended(self._saving)
-        if self._is_ended:  # the checkpoint is older than the rows that the caller wants
+        if self._is_ended:  # the checkpoint is older than the rows that the caller requests
             raise failure
         if self.saved is None or self._losses.count(-1, self.saved.step) >= MOST_LOSSES:
             raise failure
@@ -290,7 +290,7 @@ class SparseRun:
             self._raise_if_suspended(is_over=False)
 
     def end(self) -> None:
-        """Let `train` return soon, with the rows of that moment."""
+        """Make `train` return soon, with the present rows."""
         self._is_ended = True
 
     def _end_workers(self) -> list[WorkerReport]:
@@ -310,7 +310,7 @@ class SparseRun:
             try:
                 is_whole = ray.get(ref)
             except RayActorError:
-                return  # the next check finds which machine was lost
+                return  # the next check finds the lost machine
             if is_whole:
                 self._carry_out(self._placement.handle(BackupWhole(number, term)))
             return
@@ -334,12 +334,12 @@ class SparseRun:
                 worker.report = worker.report or report
 
     def _begin_run(self, number: int, firsts: dict[int, int]) -> None:
-        """Let a worker train after the last push that all ranges have."""
+        """Make a worker train from the last push that all ranges have."""
         worker = self.workers[number]
         worker.task, worker.call = "run", worker.actor.run.remote(firsts.get(number, 0), *self._actors())
 
     def _lose(self, number: int, failure: RayError) -> None:
-        """Let a worker whose process was lost start again, later if this happened before."""
+        """Restart a worker whose process was lost, after a delay if this happened before."""
         worker, delay_s = self.workers[number], 0.0
         ray.kill(worker.actor)
         if worker.machine in alive(self._worker_nodes):
@@ -352,7 +352,7 @@ class SparseRun:
                 self._restart(number)
 
     def _restart(self, number: int) -> None:
-        """Start another process of a worker, on another machine if there is one; it trains once it has its rows."""
+        """Start a new process of a worker, on another machine if possible; it trains once it has its rows."""
         worker = self.workers[number]
         nodes = alive(self._worker_nodes)
         others = [node for node in nodes if node != worker.machine] or nodes
@@ -361,7 +361,7 @@ class SparseRun:
         worker.task, worker.call = "load", self._load(number)
 
     def reports(self, timeout_s: float) -> dict[int, WorkerReport]:
-        """Return the reports of those workers that are done or answer in time, by number."""
+        """Return the reports of workers that are done or answer in time, by number."""
         found = {
             number: worker.report for number, worker in enumerate(self.workers) if worker.report is not None
         }
@@ -383,7 +383,7 @@ class SparseRun:
                 calls = [actor.clocks.remote(index) for index, actor in enumerate(self._actors())]
                 found = [dict(clocks) for clocks in ray.get(calls, timeout=STATUS_S)]
             except RayError:
-                self._check_servers()  # it raises an error when no copy is left
+                self._check_servers()  # this raises an error when no copy is left
                 time.sleep(POLL_S)
                 continue
             return {number: min(each.get(number, 0) for each in found) for number in range(len(self.workers))}
@@ -406,14 +406,14 @@ class SparseRun:
         servers = self._actors()
         self._measuring.use(servers)
         if any(worker.task != "run" or worker.restart_at is not None for worker in self.workers):
-            return False  # a worker does not have its rows yet
+            return False  # some worker does not have its rows yet
         if self._measuring.go_on(servers, [worker.actor for worker in self.workers]):
             self._check_servers()
             self._check_workers()
         return False
 
     def _check_workers(self) -> None:
-        """Restart workers that were lost after their last push; losses before it are noticed by the pending call."""
+        """Restart workers that were lost after their last push; a pending call reveals earlier losses."""
         done = [number for number, worker in enumerate(self.workers) if worker.call is None]
         calls = [self.workers[number].actor.report.remote() for number in done]
         if calls:
@@ -448,7 +448,7 @@ class SparseRun:
             )
 
     def _raise_if_suspended(self, *, is_over: bool) -> None:
-        """Raise the error of a suspension if there is nothing to wait for.
+        """Raise the error of a suspension if no checkpoint is awaited.
 
         Args:
             is_over: whether no further checkpoint can be saved.
@@ -482,7 +482,7 @@ class SparseRun:
         self._carry_out(self._placement.handle(ServersOffered(tuple(self.servers))))
 
     def _check_servers(self) -> None:
-        """End those servers that failed, or have not answered for a long time, and place their ranges elsewhere."""
+        """End servers that failed or have not answered for a long time, and place their ranges elsewhere."""
         lost = self._statuses.lost(self.servers)
         for machine in lost:
             self._drop(machine)
@@ -521,9 +521,9 @@ class SparseRun:
                     )
 
     def leave(self, node: str) -> bool:
-        """Stop using a machine; return False while it has the only copy of a range, or is the last one."""
+        """Stop using a machine; return False while it has the only copy of a range, or if it is the last machine."""
         if node in self.servers:
-            num_living = len(living(self.servers))  # ranges of a lost machine have to move first
+            num_living = len(living(self.servers))  # ranges of lost machines must move first
             if num_living < max(2, len(self.servers)) or not self.is_settled:
                 return False
             self._drop(node)
@@ -556,7 +556,7 @@ class SparseRun:
                     break
 
     def _rows(self, number: int, first: int, count: int) -> bytes:
-        """Return packed rows of a range; those of its backup if its server is lost."""
+        """Return packed rows of a range, read from its backup if its server is lost."""
         while True:
             try:
                 return bytes(ray.get(self._actors()[number].rows.remote(number, first, count)))
@@ -574,7 +574,7 @@ class SparseRun:
         )
 
     def digests(self) -> list[list[tuple[str, int]]]:
-        """Return digest and length of the log of server and backup of each range."""
+        """Return the digest and the length of the log, for the server and the backup of each range."""
         return [
             [
                 tuple(ray.get(self.servers[machine].digest.remote(number)))

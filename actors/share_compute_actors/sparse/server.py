@@ -75,7 +75,7 @@ def end_process() -> None:
 
 
 async def _or_end(work: Awaitable[T]) -> T:
-    """Await, and end the process on an unexpected error, because replicas may be half changed."""
+    """Await, and end the process on an unexpected error, because replicas may then be partly changed."""
     try:
         return await work
     except ShareComputeError:
@@ -194,9 +194,10 @@ class SparseServer:
 
     @_ends_process
     async def serve(self, number: int, term: int, backup: Any, *, is_new: bool) -> bool:
-        """Become the server of a range; return whether its backup has all that it has, once that is known.
+        """Become the server of a range; return whether its backup is complete, once this is known.
 
-        Calls of one caller may be executed in another order, so one call does all. The backup starts with the snapshot.
+        One call does everything, because separate calls of one caller may be executed out of order. The backup starts
+        with the snapshot.
 
         Args:
             number: index of the range.
@@ -215,13 +216,13 @@ class SparseServer:
         return await future
 
     async def restore(self, number: int, offset: int, content: bytes, *, go_on: bool = False) -> None:
-        """Keep a part of the snapshot with which a range begins; `serve` follows.
+        """Keep a part of a range's initial snapshot; the caller calls `serve` afterwards.
 
         Args:
             number: index of the range.
             offset: number of bytes before this part; 0 begins a new snapshot.
             content: the part.
-            go_on: whether workers that had sent their last push send more.
+            go_on: whether workers that had sent their last push will send more.
 
         Raises:
             VerificationFailed: another part was due.
@@ -239,8 +240,9 @@ class SparseServer:
 
         Args:
             number: index of the range.
-            clock: the clock, or 0 for a snapshot of this moment. It is of a later clock if all workers are past it.
-            use: what the snapshot is for.
+            clock: the clock, or 0 for a snapshot now. If all workers have passed the clock, the snapshot has a later
+                clock.
+            use: purpose of the snapshot.
         """
         try:
             hosted, key = self._server_of(number), (use, clock)
@@ -290,7 +292,7 @@ class SparseServer:
         return True
 
     async def clocks(self, number: int) -> list[list[int]]:
-        """Return pairs of a worker and its last stored clock; Ray would pickle tuples."""
+        """Return [worker, last stored clock] pairs as lists, because Ray would pickle tuples."""
         return [list(each) for each in sorted(self._hosted[number].replica.log.clocks.items())]
 
     async def digest(self, number: int) -> list[Any]:
@@ -299,11 +301,11 @@ class SparseServer:
         return [log.table.digest(), log.length]
 
     async def rows(self, number: int, first: int, count: int) -> bytes:
-        """Return the weights of rows of a range that is not trained any more; none after the last one.
+        """Return the weights of rows of a range after its training; none after the last row.
 
         Args:
             number: index of the range.
-            first: number of rows with smaller places, which are left out.
+            first: number of rows to skip, in the order of places.
             count: largest number of rows to return.
         """
         table = self._hosted[number].replica.log.table
@@ -409,7 +411,7 @@ class SparseServer:
 
     @_ends_process
     async def snapshot(self, number: int, term: int, content: bytes) -> bytes:
-        """Load all that the server has; answer with `StoredAnswer`."""
+        """Load the whole state of the server; answer with `StoredAnswer`."""
         try:
             snapshot = snapshot_of(content)
             if number not in self._hosted:
@@ -430,7 +432,7 @@ class SparseServer:
     # -- effects -------------------------------------------------------------------------------------------------------
 
     def _handle(self, number: int, event: ReplicaEvent) -> None:
-        """Process an event and carry out its effects; if an update cannot be applied, all waiting calls fail."""
+        """Process an event and carry out its effects. If an update cannot be applied, all waiting calls fail."""
         hosted = self._hosted[number]
         try:
             effects = hosted.replica.handle(event)
@@ -441,7 +443,7 @@ class SparseServer:
             self._carry_out(number, effect)
 
     def _fail(self, hosted: _Hosted, failure: ShareComputeError) -> None:
-        """Answer all calls of a range, also later ones, with an error: its log cannot grow any more."""
+        """Answer all present and later calls of a range with an error, because its log can no longer grow."""
         hosted.failure = hosted.failure or failure
         hosted.release(hosted.failure)
 
@@ -506,7 +508,7 @@ class SparseServer:
             await self._resend(number)
 
     async def _resend(self, number: int) -> None:
-        """Send again what the backup has not stored, for example because an entry overtook an earlier one."""
+        """Resend entries that the backup has not stored, for example because an entry overtook an earlier one."""
         hosted = self._hosted[number]
         if hosted.is_resending or hosted.failure is not None:
             return
@@ -518,7 +520,7 @@ class SparseServer:
     async def _stored_answer(self, number: int, ref: Any) -> StoredAnswer | None:
         try:
             answer = unpack_answer(STORED, await ref, "the backup")
-        except (RayError, StaleEpoch):  # the run notices that a machine is lost, and begins a term
+        except (RayError, StaleEpoch):  # the run notices that a machine was lost, and begins a new term
             return None
         except ShareComputeError as failure:
             self._fail(self._hosted[number], failure)

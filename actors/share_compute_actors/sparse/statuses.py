@@ -15,7 +15,7 @@ _WAIT_S = 0.2
 
 
 class ServerStatuses:
-    """Has at most one call of ``status`` under way for each server."""
+    """Keeps at most one pending call of ``status`` for each server."""
 
     def __init__(self) -> None:
         self._calls: dict[str, tuple[Any, float]] = {}

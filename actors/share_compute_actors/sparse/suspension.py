@@ -9,7 +9,7 @@ SUSPEND_S = 60.0
 
 
 class Suspension:
-    """Holds whether a run has to end, and until when it may wait for a checkpoint."""
+    """State of a suspension: whether a run must end, and until when it may wait for a checkpoint."""
 
     def __init__(self) -> None:
         self._until: float | None = None

@@ -68,7 +68,7 @@ _RETRY_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that was made to a server, with a push, a pull or both."""
+    """A pending call to a server, with a push, a pull or both."""
 
     range: int
     push: SendPush | None
@@ -133,7 +133,7 @@ class SparseRowsWorker:
 
         Args:
             files: paths of prepared files on the server.
-            source: actor that has them; see `fetched`.
+            source: actor that serves the files; see `fetched`.
             memory_bytes: size of the minibatches that stay in memory.
         """
         return self._keep((fetched(source, file) for file in files), memory_bytes)
@@ -179,7 +179,7 @@ class SparseRowsWorker:
         return LoadedAnswer(self._blocks.rows, len(self._blocks), self._held.rows)
 
     def _trained(self, parts: Iterable[RawRows]) -> Iterator[RawRows]:
-        """Yield the rows to train on, and keep those that are held out."""
+        """Yield the rows for training, and keep the held-out rows."""
         fraction, seed = self._settings.validation_fraction, self._settings.seed
         for rows in parts:
             if not fraction:
@@ -285,7 +285,7 @@ class SparseRowsWorker:
             computed = self._carry_out(rows)
             self._take_answers(rows, protocol, must_wait=computed is None)
             if computed is not None:
-                # Answers that arrived meanwhile come first, so that the push and the next pull are one call.
+                # Process answers that arrived meanwhile first, so that the push and the next pull are one call.
                 self._todo.extend(protocol.handle(UpdateComputed(computed)))
         with self._lock:
             self._report = self._report._replace(is_done=True)
@@ -304,7 +304,7 @@ class SparseRowsWorker:
         Args:
             rows: the rows of the worker.
             protocol: the protocol.
-            must_wait: whether to wait for an answer, or another server, if there is nothing to do.
+            must_wait: whether to wait for an answer, or for a new server, if there is nothing to do.
         """
         if self._calls:
             calls = list(self._calls)
@@ -333,7 +333,7 @@ class SparseRowsWorker:
         except StaleEpoch:
             if call.actor != self._servers[call.range]:
                 return
-            time.sleep(_RETRY_S)  # the new server does not know yet that it is one
+            time.sleep(_RETRY_S)  # the new server does not know its role yet
             events = [ServerReplaced(call.range)]
         for event in events:
             self._todo.extend(protocol.handle(event))
@@ -354,7 +354,7 @@ class SparseRowsWorker:
     def _pull_answered(
         self, content: bytes, call: _Call, pull: SendPull, rows: WorkerRows, protocol: SparseWorker
     ) -> list[Any]:
-        if pull.clock != protocol.pull:  # it was repeated, and the first answer was used
+        if pull.clock != protocol.pull:  # the call was repeated, and its first answer was used
             return []
         header, body = unpack_answer(PULLED, content, "a server")
         if header.lacks_keys:
@@ -369,7 +369,7 @@ class SparseRowsWorker:
         return [RowsPulled(call.range, pull.clock)]
 
     def _carry_out(self, rows: WorkerRows) -> int | None:
-        """Carry out effects up to a computation; return its clock, or None if there was none."""
+        """Carry out effects up to the next computation; return its clock, or None if there is no computation."""
         while self._todo:
             match effect := self._todo.popleft():
                 case SendPush():
@@ -418,7 +418,7 @@ class SparseRowsWorker:
             )
 
     def _knows(self, server: Any, digest: str) -> bool:
-        """Return whether a server has a list of places, and note that it is sent now."""
+        """Return whether a server has a list of places, and record that it will be sent now."""
         if not self._settings.caches_keys:
             return False
         is_known = (server, digest) in self._sent_lists

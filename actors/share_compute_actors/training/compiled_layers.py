@@ -1,4 +1,4 @@
-"""The layers of a stage that trains, which compute with compiled code if the job has chosen it."""
+"""The layers of a training stage, which compute with compiled code if the job has chosen it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TrainingCase:
 class CompiledLayers(SwitchedLayers[TrainingCase]):
     """The layers of a stage, which compute with compiled code while `is_on` is true.
 
-    Only training passes are compiled: they need gradients, so the same code computes a microbatch again after a loss.
+    Only training passes are compiled: they need gradients, and the same code then recomputes a microbatch after a loss.
     Validations and sample texts are eager, because their shapes vary.
 
     Args:

@@ -1,4 +1,4 @@
-"""The only place where the training of real jobs can take up fault injection, which installed packages lack."""
+"""The only module through which real jobs use fault injection, which installed packages lack."""
 
 from __future__ import annotations
 

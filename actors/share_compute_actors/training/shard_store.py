@@ -181,7 +181,7 @@ class ShardStore:
     @ray.method(concurrency_group="control")
     @answers(PROGRESS)
     def progress(self) -> tuple[str, float]:
-        """Return what `prepare` is working on, for display, and the fraction of this work that is done, 0 to 1."""
+        """Return a text about the present work of `prepare`, and the fraction of this work that is done, 0 to 1."""
         return self._progress
 
     @answers(FACTS)
@@ -246,7 +246,7 @@ class ShardStore:
         )
 
     def _step_orders(self) -> tuple[StepOrder, ...]:
-        """Return the order of the attempt's samples; of several tasks, that of each task's microbatches."""
+        """Return the order of the attempt's samples; with several tasks, the order for each task's microbatches."""
         training, branch = self._spec.training, self._assignment.branch
         sizes = [own.samples.size("train") for own in self._prepared]
         if len(sizes) > 1:
@@ -297,7 +297,7 @@ class ShardStore:
         require_unchanged(state, self._train_samples, digest_of(self._prepared))
         if self._assignment.branch is not None:
             self._version = int(state.get("version", self._assignment.branch.version))
-        # A job keeps its first number of microbatches, because the order of additions depends on this number.
+        # A job never changes its number of microbatches, because the order of additions depends on this number.
         self._microbatches = self._microbatches or state.get("microbatches")
         if sum(state.get("runs", ())) == (self._microbatches or 0) * self._slices:
             self._runs = tuple(state["runs"])
@@ -308,7 +308,7 @@ class ShardStore:
         self._state = TrainingState(
             int(state["step"]) if branch is None or branch.step is None else branch.step,
             LossScale(**state["loss_scale"]) if "loss_scale" in state else self._state.loss_scale,
-            # Checkpoints of version 0.2 have only the loss of a validation.
+            # Checkpoints of version 0.2 store only the loss of a validation.
             tuple(
                 (int(step), figures if isinstance(figures, dict) else {"validation_loss": float(figures)})
                 for step, figures in state.get("validations", ())
@@ -325,7 +325,7 @@ class ShardStore:
 
         Args:
             runs: `SummationTree.runs`; their sum is the number of microbatches in a batch.
-            boundaries: compression at the boundaries between stages, as JSON; None for none.
+            boundaries: compression at the boundaries between stages, as JSON; None for no compression.
         """
         self._spec = self._spec.with_microbatches(sum(runs))
         self._runs = tuple(runs)
@@ -430,7 +430,7 @@ class ShardStore:
     @ray.method(concurrency_group="weights")
     @answers(NOTHING)
     def use_update(self, folder: str) -> None:
-        """Open the folder of an update, which `update` then serves; it replaces the folder that was open before.
+        """Open the folder of an update, which `update` then serves; this closes the previous folder.
 
         Args:
             folder: folder with a payload for each trained parameter, uint8 tensors in ``model*.safetensors``; an
@@ -558,7 +558,7 @@ class ShardStore:
 
 
 def require_unchanged(state: Mapping[str, Any], samples: int, digest: str | None) -> None:
-    """Raise UserError if a checkpoint is of other data.
+    """Raise UserError if a checkpoint belongs to other data.
 
     Args:
         state: training state in the checkpoint.

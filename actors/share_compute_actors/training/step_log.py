@@ -232,7 +232,7 @@ class StepLog:
     def begin_merge(self, step: int, base: int) -> int:
         """Write that a branch contributes to a merge after a step; return the version with which its round began.
 
-        After a restart in the middle of the merge, this is the version that was written first.
+        After a restart during the merge, this is the version that was written first.
 
         Args:
             step: last step of the round.
@@ -260,7 +260,7 @@ class StepLog:
     def choose_computation(self, *, is_compiled: bool) -> None:
         """Write whether the job computes with compiled code, in this attempt and in later ones.
 
-        Members of earlier attempts may compute otherwise, so none of them can be taken over.
+        Members of earlier attempts may compute differently, so no attempt can take them over.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
@@ -317,7 +317,7 @@ class StepLog:
             return is_over
 
     def quarantined(self) -> frozenset[Worker]:
-        """Return the machines that the job must not use any more, because of their offences."""
+        """Return the machines that the job must no longer use, because of their offences."""
         rows = self._rows("SELECT DISTINCT worker FROM offences WHERE quarantines")
         return frozenset(worker for (worker,) in rows)
 
@@ -328,7 +328,7 @@ class StepLog:
 
         Args:
             step: step of the checkpoint.
-            version: number of merges that its weights include; the branch has to go through later ones again.
+            version: number of merges that the weights of the checkpoint include; the branch must repeat later merges.
 
         Raises:
             StaleEpoch: a later attempt has claimed the step log.
@@ -373,7 +373,7 @@ class StepLog:
         return [_steps.validate_json(facts) for (facts,) in self._rows(query, after)]
 
     def updates(self) -> Updates:
-        """Return the update factors and learning rates of the committed steps that the log still has."""
+        """Return the update factors and learning rates of the committed steps that are still in the log."""
         rows = self._rows("SELECT step, scale, rate FROM steps ORDER BY step")
         rates = {step: rate for step, _, rate in rows if rate is not None}
         return Updates({step: scale for step, scale, _ in rows}, rates)
@@ -384,12 +384,12 @@ class StepLog:
         return tuple((step, json.loads(figures)) for step, figures in rows)
 
     def is_merging(self, step: int) -> bool:
-        """Return whether a merge after a step has begun, and not all members have its weights."""
+        """Return whether a merge after a step has begun but is not complete: some members lack its weights."""
         return bool(self._rows("SELECT 1 FROM branch_merges WHERE step = ? AND NOT is_over", step))
 
     @property
     def open_merge(self) -> int | None:
-        """Step after which a branch contributed to a merge that its members do not have yet; None if there is none."""
+        """Step after which a branch contributed to a merge that its members have not applied yet; None without one."""
         ((step,),) = self._rows("SELECT max(step) FROM branch_merges WHERE NOT is_over")
         return None if step is None else int(step)
 

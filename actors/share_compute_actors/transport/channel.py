@@ -112,7 +112,7 @@ class Channel:
         address: IP address on which the channel listens.
         keys: this member's own keys.
         admitted: all members, by public key.
-        traffic: counts what the member sends and receives, and limits what it sends; None for neither.
+        traffic: counts sent and received bytes, and limits sent bytes; None for neither.
     """
 
     def __init__(
@@ -225,8 +225,8 @@ class Channel:
             self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             # ZeroMQ gives up a connection if another program answers, for example at the port of a dead member. A
-            # blocking send would then wait forever, so the link is opened again. If the receiver is alive, it detects
-            # the lost tensors by the next count from `report_sent`.
+            # blocking send would then wait forever, so the link is reopened. A living receiver detects the lost tensors
+            # by the next count from `report_sent`.
             self._direct[worker].close()
             self.connect(self._peers[worker])
             self._direct[worker].send_multipart(frames, zmq.NOBLOCK, copy=False)
@@ -391,7 +391,7 @@ class Channel:
             came.came(message.number, now_s)
 
     def forget(self, before: int, phase: Phase = "train") -> None:
-        """Forget the labels of taken tensors, except those of ``phase`` from step ``before`` on. This bounds memory."""
+        """Forget the labels of taken tensors, to bound memory; keep those of ``phase`` from step ``before`` on."""
         self._taken = {label for label in self._taken if label.phase == phase and label.step >= before}
 
     def forget_evaluations(self) -> None:

@@ -1,4 +1,7 @@
-"""Keys and endpoints of channels, and how members report them. This module does not import torch."""
+"""Keys and endpoints of channels, in the form that members report.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 

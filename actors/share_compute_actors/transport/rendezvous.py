@@ -1,8 +1,8 @@
-"""A torch ``Store`` for the members of a process group, which sends its values over the epoch's channel.
+"""A torch ``Store`` for the members of a process group; it sends its values over the epoch's channel.
 
 torch's own ``TCPStore`` looks up the name of each address that it connects to, even of numeric addresses
 (``formatSockAddr`` in ``c10d/socket.cpp``). With glibc's defaults each lookup takes 10 s if no resolver answers. This
-store looks up no names, and needs no port or server of its own.
+store looks up no names, and needs neither a port nor a server.
 """
 
 from __future__ import annotations

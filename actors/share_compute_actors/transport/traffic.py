@@ -1,4 +1,4 @@
-"""Counts the bytes that a member exchanges with other machines, and keeps them within the rates that an owner set.
+"""Counts the bytes that a member exchanges with other machines, and limits them to the rates that an owner set.
 
 The members of one contributor share its rates exactly. Each rate has a small file in the folder for temporary files,
 with the state of a `TokenBucket`; a member locks the file, reserves its transfer and then waits.
@@ -63,7 +63,7 @@ class SharedBucket:
 def _due_s(written: bytes, now_s: float) -> float:
     """Return the bucket's state; ``-inf`` if none was written since the computer started.
 
-    The monotonic clock begins anew at each start, so a state from before may seem to be from the future.
+    The monotonic clock restarts with the computer, so an older state may seem to be from the future.
     """
     if len(written) != _STATE.size:
         return -inf
@@ -72,10 +72,10 @@ def _due_s(written: bytes, now_s: float) -> float:
 
 
 class Traffic:
-    """The transfers of one member: counts bytes, and waits where a rate is limited. Thread-safe.
+    """Counts the bytes of one member's transfers, and waits where a rate is limited. Thread-safe.
 
-    A receiver requests the next data only after its wait, and a sender waits before it hands data over. So data that
-    waits is not copied, and a slow receiver does not make a sender's queues grow.
+    A receiver waits before it requests the next data, and a sender waits before it hands data over. So waiting data is
+    not copied, and a slow receiver does not make a sender's queues grow.
 
     Args:
         worker: the contributor, whose members share its rates.

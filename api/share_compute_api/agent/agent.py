@@ -172,11 +172,12 @@ class Agent:
         """Join with the invite and store the key, or rejoin with the stored key.
 
         The stored key is used if no invite is given, or if the invite is the one that this machine joined with. A
-        restarted container passes the same invite again, and must not use it a second time.
+        restarted container passes the same invite again, but must not use it twice.
 
         Args:
             limits: resources that are lent.
-            beside: identity of another device of this host, with whose key this device joins as a new contributor.
+            beside: identity of another device of this host. This device then joins as a new contributor with that
+                device's key.
 
         Raises:
             ShareComputeError: `check_machine` or the server refused, or there is neither an invite nor a stored key.
@@ -292,14 +293,14 @@ class Agent:
         """Keep a node in the cluster until the server asks this machine to leave.
 
         Args:
-            client: asks the server, as the contributor that `enroll` returned.
+            client: client of the server, for the contributor that `enroll` returned.
             cluster: address and token of the cluster.
             limits: resources that the node may use.
             children: starts the node as a child process.
 
         Raises:
             NotAuthorized: the server refused this machine.
-            NotFound: the server does not know this machine any more.
+            NotFound: the server no longer knows this machine.
             Unavailable: the server did not answer for 10 minutes.
         """
         self._children, self._access = children, cluster
@@ -310,7 +311,7 @@ class Agent:
             self._sensors.stop()
 
     def _make_sensors(self, limits: NodeLimits) -> Sensors:
-        # Called in another thread, while this one may replace the node.
+        # Called in another thread, while this thread may replace the node.
         def processes() -> list[psutil.Process]:
             node = self._node
             return [] if node is None else node.child.known()
@@ -393,8 +394,8 @@ class Agent:
     ) -> float:
         """Wait, then try to rejoin the cluster; return the monotonic time of the server's last answer, in seconds.
 
-        The first attempt after the machine was ready is made without a wait if the node runs: a server that was started
-        again calls such machines lost, and streams wait for them.
+        If the node runs, the first attempt after the machine was ready has no delay: a restarted server counts such
+        machines as lost, and streams wait for them.
         """
         was_ready, self._was_ready = self._was_ready, False
         if not was_ready or self._node is None or self._node.end is not None:

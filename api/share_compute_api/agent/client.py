@@ -126,13 +126,13 @@ class AgentClient:
         """Send a heartbeat; return the contributor's current work and whether it should leave.
 
         Args:
-            utilization: measurement since the last heartbeat that had one; None without a new one.
+            utilization: measurement since the last reported one; None without a new measurement.
         """
         body = None if utilization is None else {"utilization": utilization.model_dump(exclude_none=True)}
         return self._transport.read(ContributorWork, "POST", f"{self._path}/heartbeat", json=body)
 
     def rejoin(self, wanted: RejoinRequest | None = None) -> ClusterAccess:
-        """Rejoin the cluster; return what the machine needs to start its Ray node.
+        """Rejoin the cluster; return the data that the machine needs to start its Ray node.
 
         Pass ``wanted`` after a restart of this agent, and leave it out otherwise.
         """

@@ -1,4 +1,4 @@
-"""Selects the devices that this host lends; each joins as a separate contributor, unless a ``+`` joins several."""
+"""Selects the devices that this host lends; each joins as a separate contributor, unless ``+`` groups several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _JOINT = "+"
 
 @dataclass(frozen=True, slots=True)
 class LentDevice:
-    """A device that is lent: a GPU, the CPU, or a part of the CPU; or several of one kind that are lent together."""
+    """A lent device: a GPU, the CPU, or a part of the CPU; or several devices of one kind, lent together."""
 
     name: str = "cpu"
     """``cpu``, ``cuda:K`` or ``mps`` for a GPU, or ``cpu:K`` for a part of the CPU (a logical device). Names of devices
@@ -36,7 +36,7 @@ class LentDevice:
 
     @property
     def kind(self) -> DeviceKind:
-        """Kind of the devices, with which their names begin."""
+        """Kind of the devices; the devices' names begin with it."""
         return cast("DeviceKind", self.name.partition(":")[0])
 
     @property

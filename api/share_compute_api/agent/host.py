@@ -132,7 +132,7 @@ class Host:
                 continue
             if line is None:
                 self._ended(device)
-            elif line.startswith("{") and line.endswith("}\n"):  # a killed agent may leave a part of a line
+            elif line.startswith("{") and line.endswith("}\n"):  # a killed agent may leave an incomplete line
                 self._show(device, line)
 
     def _leave(self, children: ChildProcesses) -> None:
@@ -146,7 +146,7 @@ class Host:
         longest_s = max(device.options.leave_within_s for device in self._devices)
         self._follow(children, time.monotonic() + longest_s + GRACE_S)
         for device in self._devices:
-            if device.status is None:  # its agent did not end in time; `close_run_folder` ends it
+            if device.status is None:  # this agent did not end in time; `close_run_folder` ends it
                 device.status = 1
 
     def _start(self, children: ChildProcesses, device: _Device) -> None:

@@ -74,7 +74,7 @@ def resolve_limits(options: JoinOptions) -> MachineLimits:
     """Return the resources that are lent; values missing in the options are taken from the machine.
 
     Raises:
-        UserError: the options lend more threads than the machine has, or fewer than parts of the CPU.
+        UserError: the options lend more threads than the machine has, or fewer threads than parts of the CPU.
     """
     memory = options.memory_bytes or int(psutil.virtual_memory().available * _DEFAULT_SHARE)
     threads = options.cpu_threads or usable_threads()
@@ -111,7 +111,7 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
 
     Raises:
         UserError: the machine has too few threads or too little memory, or too little memory is lent, or a rate is too
-            low for so many devices.
+            low for this many devices.
     """
     if len(devices) == 1:
         return (replace(options, device=devices[0]),)
@@ -133,7 +133,7 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
 
 
 def _part(bytes_per_s: int | None, devices: int, own: int) -> int | None:
-    """Return the part of a rate that ``own`` of all ``devices`` get."""
+    """Return the part of a rate for ``own`` of all ``devices``."""
     if bytes_per_s is None:
         return None
     if bytes_per_s // devices < LEAST_BYTES_PER_S:

@@ -139,7 +139,7 @@ class SensorThread:
                 return
 
     def take(self) -> Utilization | None:
-        """Return the last measurement once; None until there is another one."""
+        """Return each measurement once; None until there is a new one."""
         with self._lock:
             found, self._latest = self._latest, None
         return found
@@ -179,9 +179,9 @@ def _processor_celsius() -> float | None:
 
 
 def _gpu_figures(gpus: tuple[str, ...]) -> dict[str, Any]:
-    """Return the utilization of GPUs, as ``nvidia-smi`` reports it; empty without one, or for parts of one (MIG).
+    """Return the utilization of GPUs, as ``nvidia-smi`` reports it; empty without a GPU, or for MIG instances.
 
-    For several GPUs, the busy part is the mean, memory is the sum, and the temperature is that of the hottest.
+    For several GPUs, the busy part is the mean, memory is the sum, and the temperature is that of the hottest GPU.
     """
     is_whole = bool(gpus) and all(gpu.startswith("GPU-") for gpu in gpus)
     program = shutil.which("nvidia-smi") if is_whole else None
@@ -214,7 +214,7 @@ def _gpu_figures(gpus: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text; an empty one if there are none."""
+    """Return the lines of a text; one empty line if the text is empty."""
     return text.splitlines() or [""]
 
 

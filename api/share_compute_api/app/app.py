@@ -71,7 +71,7 @@ def create_app(
         store: open store whose schema is up to date; the caller closes it.
         cluster: Ray head and gateway; if None, no machine can join and jobs stay queued.
         fingerprint: fingerprint of the server's TLS key, which invites contain; None if clients do not need it.
-        isolated: processes for submitters' files, which the caller closes; if None, the app has processes of its own.
+        isolated: processes for submitters' files, which the caller closes; if None, the app starts its own processes.
     """
     app = FastAPI(
         title="share-compute",

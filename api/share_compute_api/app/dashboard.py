@@ -64,7 +64,7 @@ def mount(app: FastAPI, folder: Path = STATIC_FOLDER) -> None:
     """Serve the dashboard at ``/``, after every route that the app already has.
 
     Args:
-        app: the control plane; its own routes must be added first, since the dashboard answers every other path.
+        app: the control plane; the app's own routes must be added first, since the dashboard answers every other path.
         folder: folder of the built files; read at each request, so that a new build is served without a restart.
     """
     app.router.routes.append(

@@ -15,7 +15,7 @@ class BodyLimit:
     Args:
         app: the wrapped application.
         most_bytes: maximum size of a body, in bytes.
-        larger: path prefix -> maximum size in bytes, instead of ``most_bytes``; the first matching prefix counts.
+        larger: maximum size in bytes by path prefix, instead of ``most_bytes``; the first matching prefix counts.
     """
 
     def __init__(

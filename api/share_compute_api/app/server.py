@@ -1,7 +1,7 @@
 """The server: starts and ends a Ray head and the control plane together.
 
-The head starts first, and the control plane imports its packages meanwhile, because each takes seconds. So this module
-imports at its top only what the head needs.
+The head starts first, and the control plane imports its packages meanwhile, because each takes seconds. So the top of
+this module imports only modules that the head needs.
 """
 
 from __future__ import annotations
@@ -167,9 +167,10 @@ def _starting_cluster(settings: Settings, children: ChildProcesses) -> Iterator[
 
 @contextmanager
 def collecting_later() -> Iterator[None]:
-    """Suspend Python's garbage collector in the block; after it, exempt the objects that exist from collections.
+    """Suspend Python's garbage collector in the block; after it, exempt all existing objects.
 
-    Modules and pydantic models are never freed. Without collections that find nothing, a start takes a seventh less.
+    Modules and pydantic models are never freed, so collections would find nothing. Without them, a start takes a
+    seventh less time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -187,7 +188,7 @@ def _open_store(settings: Settings, stack: ExitStack) -> Store:
 
     store = Store(settings.resolved_database_url)
     stack.callback(store.close)
-    store.lock()  # Lock the database first, so that no other server uses it during a change of the schema.
+    store.lock()  # Lock the database first, so that no other server uses it while the schema changes.
     prepare(settings.resolved_database_url, settings.data_folder / FOLDER, store.clock())
     store.hold()
     return store

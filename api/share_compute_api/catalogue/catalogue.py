@@ -64,7 +64,7 @@ class _Candidate:
     changed_at: datetime | None = None
 
     def entry(self, found: Found) -> CatalogueEntry:
-        """Return the entry of the list, with the facts about the folder, or with the reason why it has none."""
+        """Return the list entry of a model: facts about its folder, or the reason why they are missing."""
         facts = found if isinstance(found, FolderFacts) else None
         failure = found if isinstance(found, ShareComputeError) else None
         return CatalogueEntry(
@@ -115,7 +115,8 @@ class Catalogue:
         """Return the models that a key may serve."""
         notes: list[str] = []
         found: dict[object, _Candidate] = {}
-        # The first candidate of a folder counts: the operator's own entry replaces that of its folder or upload.
+        # The first candidate of a folder counts: the operator's own entry replaces other entries of its folder or
+        # upload.
         for one in self._candidates(caller, notes):
             first = found.setdefault(one.folder or one.id, one)
             if first is not one and one.source == "operator" and caller.may(Scope.admin):
@@ -162,14 +163,14 @@ class Catalogue:
         notes.append(f"only the newest {_MOST_SEARCHED:,} results of jobs are searched")
 
     def _of_result(self, job: JobRecord, artifact: ArtifactRecord) -> _Candidate | None:
-        """Return the candidate of a job's result; None if it is no model that can be served."""
+        """Return the candidate of a job's result; None if the result cannot be served."""
         spec, folder = job.spec, artifact.path
         is_model = isinstance(spec, TrainJob) and spec.model_task in _SERVABLE and spec.model.layers is None
         home = job_folder(self.settings.data_folder, job.kind, job.id)
         if not is_model or not _is_below(folder, home):
             return None
-        # A folder without config.json is no whole model, for example an unmerged LoRA adapter. `lexists` accepts a
-        # link, so that `require_no_links` can refuse it with a reason.
+        # A folder without config.json is not a whole model, for example an unmerged LoRA adapter. `lexists` accepts a
+        # link, so that `require_no_links` can refuse the link with a reason.
         if not os.path.lexists(folder / "config.json"):
             return None
 
@@ -235,7 +236,7 @@ class Catalogue:
     def _named(
         self, model: ServedModelSpec, caller: ApiKeyRecord, uploads: list[UploadView]
     ) -> _Candidate | None:
-        """Return the candidate of a model that an operator's entry names; None if the Hub still has to be asked."""
+        """Return the candidate of a model that an operator's entry names; None if the Hub must still be asked."""
         if model.hub is not None:
             # A branch or a tag may have moved since a commit was fetched.
             name = f"{model.hub}@{model.revision}" if COMMIT.match(model.revision or "") else None
@@ -281,7 +282,8 @@ def _of_upload(view: UploadView, caller: ApiKeyRecord) -> _Candidate:
 def _is_below(folder: Path, home: Path) -> bool:
     """Return whether a folder is below another one, after links are resolved.
 
-    Untrusted code on the Ray head reports the path of a result. Nothing in the folder is read.
+    The check is needed because untrusted code on the Ray head reports the paths of results. It reads nothing in the
+    folder.
     """
     try:
         return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(home))

@@ -43,7 +43,7 @@ class _Reading:
 
 
 class FactsReader:
-    """Reads folders one after the other, in an isolated process; thread-safe. Call `close` at the end.
+    """Reads the facts about folders one after the other, in an isolated process; thread-safe. Call `close` at the end.
 
     Args:
         processes: isolated processes, which read the files.
@@ -53,7 +53,7 @@ class FactsReader:
     def __init__(self, processes: Asks, clock: Callable[[], float] = time.monotonic) -> None:
         self._processes = processes
         self._clock = clock
-        # One thread: models that take long leave the other isolated processes to tokenizers and chat templates.
+        # One thread: slow models must leave the other isolated processes to tokenizers and chat templates.
         self._thread = ThreadPoolExecutor(1, "catalogue")
         self._lock = Lock()
         self._known: OrderedDict[Path, _Reading] = OrderedDict()
@@ -61,7 +61,8 @@ class FactsReader:
     def read(self, folders: Mapping[Path, Callable[[], None]], wait_s: float) -> dict[Path, Found]:
         """Return the facts about folders; after ``wait_s`` seconds, None for folders that are not read yet.
 
-        At most 200 folders of a call are queued at a time, so that a caller with many does not hold up the others.
+        At most 200 folders of a call are queued at a time, so that a caller with many folders does not delay other
+        callers.
 
         Args:
             folders: each folder, with a function that raises UserError if the folder must not be read.
@@ -82,11 +83,11 @@ class FactsReader:
     def _asked(
         self, folder: Path, check: Callable[[], None] | None
     ) -> Future[FolderFacts] | UserError | None:
-        """Return the facts about a folder, or the reason why it has none.
+        """Return the facts about a folder, or the reason why they are missing.
 
         Args:
             folder: the folder.
-            check: raises UserError if the folder must not be read; None: do not queue a folder that has to be read.
+            check: raises UserError if the folder must not be read; None to read no folder now.
         """
         try:
             version = _version(folder)
@@ -109,7 +110,7 @@ class FactsReader:
         return known.facts
 
     def _is_stale(self, known: _Reading, version: _Version) -> bool:
-        """Return whether a folder has to be read again: it changed, or the failure was not its fault."""
+        """Return whether a folder must be read again: it changed, or the last failure had another cause."""
         if known.facts.cancelled() or known.version != version:
             return True
         if not known.facts.done() or (failure := known.facts.exception()) is None:
@@ -124,7 +125,7 @@ class FactsReader:
 
 
 def _limited(failure: BaseException) -> str | None:
-    """Return which limit a question exceeded; None for other failures. The server's load may be the cause."""
+    """Return the limit that a request exceeded, perhaps because of the server's load; None for other failures."""
     code = failure.details.get("code") if isinstance(failure, ShareComputeError) else None
     return _LIMITS.get(str(code))
 
@@ -150,7 +151,7 @@ def _result(asked: Future[FolderFacts] | UserError | None) -> Found:
 def _version(folder: Path) -> _Version:
     """Return the names, sizes and modification times of a folder's entries.
 
-    Links are not followed: the folder has not been checked, and its links may lead to files that must not be touched.
+    Links are not followed: the folder has not been checked, and its links may lead to files that must not be accessed.
     """
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in islice(entries, _MOST_ENTRIES)]

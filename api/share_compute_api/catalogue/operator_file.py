@@ -78,6 +78,6 @@ def read_operator_file(file: Path) -> tuple[tuple[OfferedModel, ...], tuple[str,
 
 
 def _placed(name: str, text: str, *, field: str, problem: str) -> str:
-    """Return a problem with its line and its field."""
+    """Return a problem prefixed with its line and field."""
     where = f"{name}, line {line_of(text, field)}"
     return f"{where}: {field}: {problem}" if field else f"{where}: {problem}"

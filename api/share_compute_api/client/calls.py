@@ -1,4 +1,4 @@
-"""Describes each request once, for the client that waits for answers and for the asynchronous one."""
+"""Describes each request once, for the synchronous and the asynchronous client."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Given = ParamSpec("Given")
 
 @dataclass(frozen=True, slots=True)
 class ApiCall(Generic[Result]):
-    """A request to the REST API, and how its answer is read."""
+    """A request to the REST API, and the function that reads its answer."""
 
     method: str
     path: str
@@ -34,11 +34,11 @@ class ApiCall(Generic[Result]):
     """Returns the result, given the body of the answer."""
 
     def then(self, change: Callable[[Result], Other]) -> ApiCall[Other]:
-        """Return a call whose result is that of this call, changed by a function."""
+        """Return a call whose result is a function of this call's result."""
         return ApiCall(self.method, self.path, self.options, lambda body: change(self.read(body)))
 
     def __iter__(self) -> Calls[Result]:
-        """Yield the call alone: ``yield from`` in `Calls` has its result as a value."""
+        """Yield the call itself, so that ``yield from`` in `Calls` evaluates to the call's result."""
         result: Result = yield self
         return result
 
@@ -81,7 +81,7 @@ class Sender:
         """Send one call, and return its result."""
 
     def send(self, described: Described[Result]) -> Result:
-        """Send a call, or several ones one after the other, and return their result."""
+        """Send one call, or several in sequence, and return their result."""
         calls = described.__iter__()
         try:
             sent = next(calls)
@@ -128,7 +128,7 @@ class Describer:
 
 
 class RequestMethod(Generic[Given, Result]):
-    """Method that sends the calls that a function describes; in an `AsyncSender` it is a coroutine.
+    """Method that sends the calls described by a function; in an `AsyncSender`, the method is a coroutine.
 
     Args:
         describe: the function. It gets the client and the arguments of the method.
@@ -165,7 +165,7 @@ def request(describe: Callable[Concatenate[Any, Given], Described[Result]]) -> R
 
 
 def path_part(identifier: str) -> str:
-    """Return an id or a name as one part of a URL's path, whatever its characters.
+    """Return an id or a name as one part of a URL's path, escaping all special characters.
 
     Dots alone are encoded too: HTTP libraries resolve the parts ``.`` and ``..`` (RFC 3986, section 5.2.4).
     """

@@ -132,7 +132,7 @@ async def stream_async(transport: AsyncTransport, answer: StreamedAnswer) -> Asy
 
 
 class ModelUser(Generic[Texts]):
-    """Methods of both clients that ask served models."""
+    """Methods of both clients that send requests to served models."""
 
     url: str
     """URL of the server."""
@@ -203,7 +203,7 @@ class StreamedAnswer:
         """Return the delay before the next connection, in seconds: 0 before the first one.
 
         Raises:
-            Unavailable: the stream ended early, and cannot be resumed, or not any more.
+            Unavailable: the stream ended early, and cannot be resumed or not in time.
         """
         if not self._has_begun:
             return 0.0
@@ -247,7 +247,7 @@ class StreamedAnswer:
         return [*_texts(item.data)] if item.data and not self.is_done else []
 
     def broke(self, failure: httpx.TransportError) -> None:
-        """Note that a connection broke; raise the failure if the stream cannot be resumed, or not any more."""
+        """Record a broken connection; raise the failure if the stream cannot be resumed, or not in time."""
         if self._id is None:
             raise failure
         self._require_time(str(failure) or type(failure).__name__)
@@ -265,7 +265,7 @@ class StreamedAnswer:
 
     @property
     def url_to_cancel(self) -> str | None:
-        """URL that cancels the request; None if it is over, or cannot be cancelled."""
+        """URL that cancels the request; None if the request is over or cannot be cancelled."""
         return None if self._id is None or self.is_done else f"{self._url}/streams/{self._id}"
 
 
@@ -289,7 +289,7 @@ def _raise_for_error(response: httpx.Response) -> None:
             hint="check that the URL is that of a share-compute server",
         ) from None
     unknown = ShareComputeError if response.is_server_error else UserError
-    # The message ends with the hint for programs, which names a route.
+    # The message ends with the hint for programs, which mentions a route.
     text, _, hint = message.partition("; GET /v1/models")
     raise _KINDS.get(response.status_code, unknown)(
         text, hint="share-compute deployments lists what is served" if hint else None

@@ -1,4 +1,7 @@
-"""Downloads files. An interrupted download of an artifact is resumed, and only a complete one gets its final name."""
+"""Downloads files.
+
+An interrupted download of an artifact is resumed, and only a complete artifact gets its final name.
+"""
 
 from __future__ import annotations
 

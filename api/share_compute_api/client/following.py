@@ -1,4 +1,4 @@
-"""Follows the events of a job over several connections; this module sends nothing."""
+"""Follows the events of a job over several connections, without sending requests itself."""
 
 from __future__ import annotations
 

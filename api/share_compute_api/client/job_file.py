@@ -1,7 +1,7 @@
 """Reads and writes job files.
 
-Relative paths are resolved against the file's folder or, for standard input, the working folder. The content of the
-plan file that ``parallelism.plan`` names replaces its name, so that the server reads no file for it.
+Relative paths are resolved against the file's folder or, for standard input, the working folder. ``parallelism.plan``
+names a plan file; its content replaces the name, so that the server need not read the file.
 """
 
 from __future__ import annotations
@@ -113,14 +113,14 @@ def _text_of(path: Path) -> tuple[str, Path]:
 
 
 def with_plan(text: str, base: Path) -> str | dict[str, Any]:
-    """Return a job file's data with the content of its plan file; the text itself if it names no plan file.
+    """Return a job file's data with the content of its plan file; the unchanged text if the job names no plan file.
 
     Args:
         text: a job file, YAML or JSON. The job of a sweep may name a plan file, too.
         base: folder of relative paths.
 
     Raises:
-        UserError: the plan file cannot be read, is too long, or is no valid plan file.
+        UserError: the plan file cannot be read, is too long, or is not a valid plan file.
     """
     data = read_yaml(text, "job file")
     keys = ("job", "parallelism") if isinstance(data, dict) and "job" in data else ("parallelism",)
@@ -147,7 +147,7 @@ def read_text(path: Path, most_bytes: int | None = None) -> str:
 
     Args:
         path: the file.
-        most_bytes: maximum length in bytes; None for no limit. No more is read.
+        most_bytes: maximum length in bytes; None for no limit. The function reads no more than that.
 
     Raises:
         UserError: the file cannot be read, is longer, or is not UTF-8.

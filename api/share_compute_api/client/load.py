@@ -1,4 +1,4 @@
-"""Load of the cluster at one moment: what each machine, job and deployment does."""
+"""Load of the cluster at one moment: the work of each machine, job and deployment."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_TRAFFIC = (
 
 @dataclass(frozen=True, slots=True)
 class MachineLoad:
-    """A machine, its use and its part of a model; None where nothing was measured."""
+    """A machine, its utilization and its part of a model; figures that were not measured are None."""
 
     id: str
     name: str
@@ -156,7 +156,7 @@ class LoadReader:
         )
 
     def _rates(self, machine: MachineSummaryRecord) -> tuple[float, float] | None:
-        """Return the bytes a second that a machine sends and receives for its job; None if they are unknown."""
+        """Return the bytes per second that a machine sends and receives for its job; None if unknown."""
         traffic = self._traffic.get(machine.held.job_id or "") if machine.held is not None else None
         return None if traffic is None else traffic.rates.get(machine.id)
 
@@ -173,7 +173,7 @@ class _Traffic:
         """Contributor id -> time of its last report."""
 
     def add(self, events: Sequence[EventRecord]) -> None:
-        """Add the events that follow those added before."""
+        """Add the events that follow those of earlier calls."""
         self.after = events[-1].seq
         for event in events:
             if event.kind == "traffic":
@@ -314,7 +314,7 @@ def left_s(job: JobRecord) -> float | None:
 
 
 def _samples(spec: object) -> int | None:
-    """Return the tokens, or the samples of a model that reads no text, of one step; None for other kinds of jobs."""
+    """Return the tokens of one step, or the samples for models without text; None for other kinds of jobs."""
     if isinstance(spec, SparseJob):
         return spec.training.batch_size * spec.training.workers
     if not isinstance(spec, TrainJob):

@@ -15,7 +15,7 @@ class JobProgress:
 
     Args:
         job: the job.
-        is_shown: whether the bar is shown; without it, nothing happens.
+        is_shown: whether the bar is shown; if not, all methods do nothing.
     """
 
     def __init__(self, job: JobRecord, *, is_shown: bool) -> None:

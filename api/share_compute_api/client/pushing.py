@@ -31,7 +31,7 @@ def push(
 ) -> Pushed:
     """Send a folder to a model repository of the Hub, which is made if it does not exist.
 
-    The token is the one in ``HF_TOKEN``, or that of `hf auth login`.
+    The token comes from ``HF_TOKEN`` or `hf auth login`.
 
     Args:
         folder: the folder, with a model card.
@@ -49,7 +49,8 @@ def push(
     api = HfApi(library_name="share-compute")
     with translated(repository, uses_token=True):
         if revision is not None:
-            # A new repository has no other branch than main, so a missing branch must not leave an empty repository.
+            # A new repository has only the branch main. So a missing branch must raise an error before an empty
+            # repository is made.
             own = repository if "/" in repository else f"{api.whoami()['name']}/{repository}"
             api.model_info(own, revision=revision)
         name = api.create_repo(repository, private=not is_public, exist_ok=True).repo_id

@@ -1,4 +1,4 @@
-"""Requests to the REST API that both clients have; each is described once."""
+"""Requests to the REST API for both clients; each is described once."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ApiRequests:
         limit: int = 50,
         cursor: str | None = None,
     ) -> ApiCall[JobPage]:
-        """Return a page of jobs, newest first; trials only if asked for. ``next_cursor`` gets the next page."""
+        """Return a page of jobs, newest first; trials only if requested. Pass ``next_cursor`` to get the next page."""
         wanted = {"kind": kind, "name": name, "cursor": cursor, "tag": tags, "group": group, "trials": trials}
         params = {key: value for key, value in {**wanted, "limit": limit}.items() if value}
         return call(JobPage, "GET", "/jobs", params={**params, "state": [*map(str, state)]})

@@ -1,4 +1,4 @@
-"""Methods of both clients that send several requests, or that send or receive files; each is described once."""
+"""Methods of both clients that send several requests, or send or receive files; each is described once."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class ApiTransfers(ApiRequests):
     def metrics_file(
         self, job_id: str, format_: SeriesFormat, take: Callable[[bytes], object]
     ) -> Calls[None]:
-        """Pass the pieces of a file with a job's series to ``take``, while they arrive."""
+        """Pass the pieces of a file with a job's series to ``take`` as they arrive."""
         path = f"/jobs/{path_part(job_id)}/metrics/file?format={format_}"
         yield from StreamedCall(path, lambda _: nullcontext(take))
 

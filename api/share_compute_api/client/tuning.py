@@ -50,7 +50,7 @@ class TunedSettings:
     compile: Compiling = "off"
 
     def document(self, source: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a job file with these settings; settings that are None are left as they are."""
+        """Return a copy of a job file with these settings; settings that are None stay unchanged."""
         found = {**source}
         for name in TUNED:
             value = getattr(self, name)
@@ -79,7 +79,7 @@ class TuningRun:
 
     @property
     def fell_back(self) -> bool:
-        """Whether the run was to compute with compiled code, and computed eagerly."""
+        """Whether the run should have used compiled code, but computed eagerly."""
         return self.settings.compile == "on" and not self.is_compiled
 
 
@@ -112,9 +112,9 @@ def fixed_settings(job: TrainJob) -> dict[Tuned, str]:
 
 
 def tune(job: TrainJob, measure: Measure, names: Sequence[Tuned] = TUNED) -> Iterator[TuningRun]:
-    """Measure settings one after another, each with the best values so far of the others; yield all runs.
+    """Measure settings one after another, each with the best values of the other settings so far; yield all runs.
 
-    The number of microbatches, and that of threads, is doubled and halved as long as steps get faster (hill climbing).
+    The numbers of microbatches and of threads are doubled and halved as long as steps get faster (hill climbing).
 
     Args:
         job: the job.
@@ -150,7 +150,7 @@ def tune(job: TrainJob, measure: Measure, names: Sequence[Tuned] = TUNED) -> Ite
 def _next(name: Tuned, best: TuningRun, job: TrainJob, *, up: bool) -> int | None:
     """Return the next value of a setting in one direction; None if there is none."""
     if name == "threads":
-        # The owner's limit is the number of threads of the first run.
+        # The owner's limit equals the number of threads in the first run.
         return None if up or best.threads is None or best.threads < 2 else best.threads // 2
     if best.microbatches is None:
         return None
@@ -161,7 +161,7 @@ def _next(name: Tuned, best: TuningRun, job: TrainJob, *, up: bool) -> int | Non
 
 
 def _with_other(settings: TunedSettings, name: Tuned) -> TunedSettings:
-    """Return settings with the other one of two values."""
+    """Return settings in which a setting with two values has the other value."""
     if name == "precision":
         return replace(settings, precision="bfloat16" if settings.precision == "float32" else "float32")
     return replace(settings, compile="on" if settings.compile == "off" else "off")
@@ -174,7 +174,7 @@ def _with(settings: TunedSettings, name: Tuned, value: int) -> TunedSettings:
 
 
 def faster(best: TuningRun, run: TuningRun) -> TuningRun:
-    """Return the faster one of two runs; ``best`` if the difference is noise, or if only ``run`` fell back."""
+    """Return the faster of two runs; ``best`` if the difference is noise, or if only ``run`` fell back."""
     if run.fell_back and not best.fell_back:
         return best
     if run.step_s is None or best.step_s is None:
@@ -183,7 +183,7 @@ def faster(best: TuningRun, run: TuningRun) -> TuningRun:
 
 
 def best_of(runs: Sequence[TuningRun]) -> TuningRun:
-    """Return the best run, in the order in which they were measured."""
+    """Return the best of these runs, which are in the order of measurement."""
     best = runs[0]
     for run in runs[1:]:
         best = faster(best, run)

@@ -78,14 +78,14 @@ def _pause_s(backoff: ExponentialBackoff, life_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _GatewayProcess:
-    """A gateway that was started and has not connected to the head yet."""
+    """A gateway that was started but has not connected to the head yet."""
 
     child: Child
     connection: socket.socket
     """The control plane's end of a socket pair."""
 
     def connect_to(self, head: Head) -> None:
-        """Let the gateway connect to a head, which runs."""
+        """Let the gateway connect to a running head."""
         address = HeadAddress(ray_address=head.ray_address, node_address=head.node.address)
         send_address(self.connection, address)
 
@@ -221,7 +221,7 @@ class Cluster:
     def _hand_over(self, paths: Sequence[Path]) -> None:
         """Let the head's user access paths in the data folder; do not change paths outside the folder.
 
-        Files of batches and uploads become readable; the user becomes the owner of training jobs' files.
+        The user can then read files of batches and uploads, and owns the files of training jobs.
         """
         policy, given = self._head.place.policy, self._settings.data_folder
         data_folder = given.resolve()
@@ -292,7 +292,8 @@ class Cluster:
                 return None
             reader = connecting.result()
         except Unavailable as failure:
-            # The head may be the cause, so replace it. This interrupts no job: without a gateway, no coordinator runs.
+            # The head may be the cause, so replace it. This interrupts no job, because no coordinator runs without a
+            # gateway.
             self._hang = f"{failure.message}: {child.last_words()}"
             return self._hang
         finally:
@@ -322,7 +323,7 @@ class Cluster:
         return f"the process that calls Ray does not answer: {reason}"
 
     async def _is_done_first(self, *tasks: asyncio.Task[Any]) -> bool:
-        """Wait until a task is done, or the head has ended or must be replaced; return whether a task is done."""
+        """Wait until a task is done, or the head has ended or must be replaced; return whether the task is done."""
         while not (any(task.done() for task in tasks) or self._is_over):
             await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
         return any(task.done() for task in tasks)
@@ -409,7 +410,7 @@ class Cluster:
         except BaseException:
             self._discard_gateway()
             raise
-        # The gateway connects now, and not when `run` begins: a server that starts still imports packages until then.
+        # The gateway connects now, and not when `run` begins, because a starting server imports packages until then.
         if self._waiting is not None:
             self._waiting.connect_to(head)
         self._began_s = time.monotonic()
@@ -425,5 +426,5 @@ class Cluster:
 
 
 def for_url(address: str) -> str:
-    """Return an IP address as it is written in URLs: IPv6 in brackets."""
+    """Return an IP address in its form for URLs: IPv6 in brackets."""
     return f"[{address}]" if ":" in address else address

@@ -35,13 +35,13 @@ class CallFailed(Exception):
 
 
 def send_address(connection: socket.socket, head: HeadAddress) -> None:
-    """Send a gateway that waits the head's address, with which it connects to Ray.
+    """Send the head's address to a waiting gateway, which then connects to Ray.
 
     Do nothing if the gateway has ended; `Gateway.connect` reports that.
 
     Args:
         connection: the control plane's end of the socket pair.
-        head: address of the head, which runs.
+        head: address of the running head.
     """
     with suppress(OSError):
         connection.sendall(head.model_dump_json().encode() + b"\n")
@@ -64,7 +64,7 @@ class Gateway:
         self._waiting: dict[int, asyncio.Future[Any]] = {}
 
     async def connect(self, timeout_s: float = _CONNECT_S) -> asyncio.StreamReader:
-        """Wait until the gateway, which got the head's address, is connected to Ray; return the reader for `listen`.
+        """Wait until the gateway, which has the head's address, is connected to Ray; return the reader for `listen`.
 
         Raises:
             Unavailable: the process ended, or was not ready in time.

@@ -69,8 +69,7 @@ class GatewayOperations:
     def __init__(self) -> None:
         self._actors: dict[int, _Actor] = {}
         self._next = 0
-        # Pings have a thread of their own, because other operations may occupy all threads of the event loop's
-        # executor.
+        # Pings have their own thread, because other operations may occupy all threads of the event loop's executor.
         self._pings = ThreadPoolExecutor(max_workers=1, thread_name_prefix="pings")
 
     async def ping(self) -> bool:

@@ -30,5 +30,5 @@ class ExponentialBackoff:
         return random.uniform(pause_s / 2, pause_s) if self.has_jitter else pause_s  # noqa: S311 - no secret
 
     def reset(self) -> None:
-        """Reset the delay to the first one, after a success."""
+        """Reset the delay to its initial value, after a success."""
         self._failures = 0

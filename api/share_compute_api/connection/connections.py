@@ -45,9 +45,9 @@ class ConnectionLimits:
 class ResponsiveClock:
     """A clock that counts only the time in which the event loop runs, for deadlines of clients.
 
-    A server that is too busy to read must not blame a client for it. So of the time between two ticks the clock counts
-    at most ``most_s``. The event loop reads from all connections between two ticks. With ``most_s`` of a tenth of a
-    deadline, the loop reads about ten times before the deadline passes, however long each iteration takes.
+    A client must not miss its deadline because the server is too busy to read. So the clock counts at most ``most_s``
+    of the time between two ticks. The event loop reads from all connections between two ticks. If ``most_s`` is a tenth
+    of a deadline, the loop reads about ten times before the deadline passes, however long each iteration takes.
 
     Args:
         now_s: time of the event loop, in seconds.
@@ -60,7 +60,7 @@ class ResponsiveClock:
         self._most_s = most_s
 
     def read(self, now_s: float) -> float:
-        """Return the counted time at a time of the event loop, in seconds."""
+        """Return the counted time for a time of the event loop; both are in seconds."""
         return self._counted_s + min(now_s - self._ticked_s, self._most_s)
 
     def tick(self, now_s: float) -> float:

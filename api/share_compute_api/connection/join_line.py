@@ -28,7 +28,7 @@ def join_command(url: str, invite: str, *, insecure: bool = False) -> str:
 
 
 def is_for_this_machine_alone(command: str) -> bool:
-    """Return whether a join command has an address that only this machine can reach."""
+    """Return whether the address in a join command can be reached only from this machine."""
     url = command.partition(" join ")[2].split()[0]
     host = urlsplit(url).hostname or ""
     return host == "localhost" or is_loopback(host)

@@ -97,7 +97,8 @@ class ListenerConfig(uvicorn.Config):
             app,
             http=_Doorway,
             ws="none",
-            loop="asyncio",  # transports of uvloop, which uvicorn prefers if it is installed, are no asyncio.Transport
+            # transports of uvloop, which uvicorn prefers if it is installed, are not instances of asyncio.Transport
+            loop="asyncio",
             backlog=_BACKLOG,
             # At `limits.connections`, `ConnectionTable` closes an idle or half-open connection for each new one.
             # uvicorn reaches its own limit, and answers 503, only if all connections are busy.
@@ -115,7 +116,7 @@ class ListenerConfig(uvicorn.Config):
         self._clock = ResponsiveClock(0.0, most_s=self._period_s)
 
     def now_s(self, loop: asyncio.AbstractEventLoop) -> float:
-        """Return the time by which deadlines of clients are measured, in seconds."""
+        """Return the time for measuring clients' deadlines, in seconds."""
         return self._clock.read(loop.time())
 
     def begin_sweeping(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -307,7 +308,7 @@ class _Guarded(H11Protocol):
             self.transport.abort()
 
     def drop(self) -> None:
-        """Close the connection, which is half-open or idle."""
+        """Close a half-open or idle connection."""
         self.transport.abort()
 
     def _refuse_head(self) -> None:

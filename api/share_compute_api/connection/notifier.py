@@ -23,7 +23,7 @@ class Notifier:
     def notify(self) -> None:
         """Wake all waiting tasks; may be called from any thread."""
         if self._loop is None:
-            self.ticket += 1  # nothing waits yet; a later `wait` with an older ticket returns at once
+            self.ticket += 1  # no task waits yet; a later `wait` with an older ticket returns at once
             return
         # If the loop was closed meanwhile, there is no task to wake.
         with suppress(RuntimeError):

@@ -35,7 +35,7 @@ def require_private(request: Request, settings: Settings) -> None:
 
 
 def is_from_here(request: Request) -> bool:
-    """Return whether this machine itself sent a request, rather than forwarding it as a proxy."""
+    """Return whether a request originated on this machine, and was not forwarded by a proxy on it."""
     if request.client is None or any(name in request.headers for name in _FORWARDED):
         return False
     # The system drops packets from other machines that carry this machine's address as their source.

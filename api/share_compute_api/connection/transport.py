@@ -33,7 +33,7 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class _Connection:
-    """One server: how requests to it are made, and how failures are translated."""
+    """Connection to one server: makes requests, and translates failures."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -138,7 +138,7 @@ class AsyncTransport(_Connection):
 
 
 async def _asynchronous(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the same pieces: `httpx.AsyncClient` accepts no other iterators."""
+    """Yield the same pieces asynchronously, because `httpx.AsyncClient` accepts no other iterators."""
     for piece in pieces:
         yield piece
 
@@ -155,7 +155,7 @@ def _chain(failure: BaseException | None) -> Iterator[BaseException]:
 
 
 def _cause_and_hint(failure: httpx.TransportError, url: str) -> tuple[str, str]:
-    """Return why a server does not answer, in words, and a hint."""
+    """Return text about why a server does not answer, and a hint."""
     host = httpx.URL(url).host
     told: tuple[str, str] | None = None
     for one in _chain(failure):

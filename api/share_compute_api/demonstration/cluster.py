@@ -80,7 +80,7 @@ class LocalCluster:
         command = own_command(
             *("join", self.url, "--name", name, "--json", "--device", "cpu"),
             *("--memory", memory, "--cpu-threads", str(cpu_threads)),
-            # All machines end together, so none of them could take over the state of another.
+            # All machines end together, so none of them can take over the state of another.
             *("--leave-within", "0"),
         )
         # Other users of the machine can read command arguments, but not the environment.

@@ -182,7 +182,7 @@ class HubModels:
         return info
 
     def _files(self, repository: str, info: ModelInfo) -> list[_File]:
-        """Return the files of a model to fetch: the safetensors of its index, and what is beside them."""
+        """Return the files of a model to fetch: the safetensors in its index, and the files beside them."""
         there = {
             one.rfilename: _File(one.rfilename, one.size or 0, None if one.lfs is None else one.lfs.sha256)
             for one in info.siblings or ()
@@ -208,7 +208,7 @@ class HubModels:
         return files
 
     def _indexed(self, repository: str, commit: str) -> set[str]:
-        """Return the names of the files that the index maps weights to."""
+        """Return the names of the files with weights in the index."""
         text = self._read(repository, commit, INDEX, _MOST_INDEX_BYTES)
         return set(self._processes.ask(ReadWeightIndex(text=text, repository=repository)).names)
 
@@ -230,7 +230,7 @@ class HubModels:
             )
 
     def _fetched(self, repository: str, commit: str, files: list[_File], caller: ApiKeyRecord) -> str:
-        """Start or join the fetch of a model, and return the id of its upload when it is complete."""
+        """Start or join the fetch of a model, and return the id of the upload when it is complete."""
         name = _name(repository, commit)
         key = (caller.id, name)
         with self._lock:
@@ -343,7 +343,8 @@ class HubModels:
 
         url = hf_hub_url(repository, path, revision=commit, endpoint=self.endpoint)
         headers = build_hf_headers(token=False, library_name="share-compute")
-        headers["Accept-Encoding"] = "identity"  # else a small response could become a large one
+        # otherwise a small compressed response could expand to a large one
+        headers["Accept-Encoding"] = "identity"
         with (
             translated(repository, uses_token=False),
             get_session().stream(

@@ -38,7 +38,7 @@ _PIPELINES: dict[Task, str] = {
 
 
 def has_card(artifact: ArtifactRecord, job: JobRecord) -> bool:
-    """Return whether an artifact gets a model card: whether it is a folder with a model of a training job."""
+    """Return whether an artifact gets a model card: only a folder with a model of a training job does."""
     is_model = isinstance(job.spec, TrainJob) and artifact.name not in job.spec.report
     return is_model and artifact.path.is_dir()
 
@@ -49,7 +49,7 @@ def model_card(store: Store, job: JobRecord, artifact: ArtifactRecord) -> str:
     Args:
         store: the store of the job's metrics and machines.
         job: the training job.
-        artifact: the result, or an exported checkpoint. The card of a checkpoint covers the steps up to its own.
+        artifact: the result, or an exported checkpoint. The card of a checkpoint covers the steps up to the checkpoint.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -176,7 +176,7 @@ def _curve(metrics: Sequence[MetricRecord]) -> str:
 
 
 def _spread(steps: Sequence[int]) -> list[int]:
-    """Return at most `_MOST_ROWS` of the steps at equal distances, with the first and the last."""
+    """Return at most `_MOST_ROWS` of the steps, evenly spaced, including the first and the last."""
     if len(steps) <= _MOST_ROWS:
         return list(steps)
     return [steps[place * (len(steps) - 1) // (_MOST_ROWS - 1)] for place in range(_MOST_ROWS)]
@@ -234,7 +234,7 @@ def _devices(store: Store, machines: frozenset[str]) -> Iterator[tuple[str, str,
 
 
 def _shared_heads(spec: TrainJob) -> list[str]:
-    """Return the names of the heads for classes beside that of a language model which several tasks share."""
+    """Return the names of the classification heads of a language model that several tasks share."""
     if len(spec.tasks) < 2:
         return []
     return [

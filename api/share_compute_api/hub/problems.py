@@ -21,8 +21,8 @@ def translated(repository: str, *, uses_token: bool) -> Iterator[None]:
 
     Raises:
         NotFound: the repository, revision or file does not exist, or is private.
-        NotAuthorized: the token is missing or may not do this, or the repository is gated.
-        Unavailable: the Hub does not answer, or answers with an error of its own.
+        NotAuthorized: the token is missing or lacks the permission, or the repository is gated.
+        Unavailable: the Hub does not answer, or reports an internal error.
         UserError: the name of the repository is invalid, or the Hub refuses the request.
     """
     from httpx2 import HTTPError
@@ -59,7 +59,7 @@ def translated(repository: str, *, uses_token: bool) -> Iterator[None]:
             f"{repository} has no such revision", hint="name a branch, a tag or a commit of the repository"
         ) from failure
     except RepositoryNotFoundError as failure:
-        # The Hub gives this answer for missing repositories, for private ones, and to invalid tokens.
+        # The Hub gives this answer for missing and private repositories, and for invalid tokens.
         hint = f"check the name; if it is private, {_LOG_IN if uses_token else send}"
         raise NotFound(f"the Hub shows no repository {repository}", hint=hint) from failure
     except HfHubHTTPError as failure:

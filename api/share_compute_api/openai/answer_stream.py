@@ -44,7 +44,7 @@ async def answer_events(completion: Completion, shape: Shape) -> AsyncGenerator[
     """Yield the server-sent events of an answer.
 
     Args:
-        completion: the sequences that are generated for the request.
+        completion: the generated sequences of the request.
         shape: builds the chunks.
     """
     yield b"".join(encoded(shape.first(index), shape) for index in range(completion.num_sequences))

@@ -410,7 +410,7 @@ def _delta(call: ToolCallDelta) -> dict[str, Any]:
 def shape_of(
     request: TextRequest, vocabulary: Vocabulary, answer_id: str | None = None, created: int | None = None
 ) -> Shape:
-    """Return the shape of the answers to a request; without ``answer_id`` and ``created``, of new answers."""
+    """Return the shape of the answers to a request; without ``answer_id`` and ``created``, they are new."""
     kind = ChatShape if isinstance(request, ChatRequest) else TextShape
     return kind(request, vocabulary, answer_id, created)
 

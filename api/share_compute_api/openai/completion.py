@@ -33,7 +33,7 @@ class Completion:
     Call `begin` once, then `pieces` or `collected`. After `begin`, call `close` in every case.
 
     Args:
-        request: the client's request; a JSON schema in it must have been checked.
+        request: the client's request; any JSON schema in it must have been checked.
         prompts: the request's prompts as token ids.
         facts: facts about the model.
         vocabulary: the model's vocabulary.
@@ -166,7 +166,7 @@ class Completion:
         """Append the piece of an event to ``batch``, unless the piece is empty or the sequence's text has ended."""
         place = self._open.get(event.sequence)
         if place is None:
-            return  # the text had ended, for example at a stop string
+            return  # the text had already ended, for example at a stop string
         assert not isinstance(event, Embedded), "a text that became a vector has no tokens"
         if isinstance(event, Finished) and event.reason == "cancelled":
             # The client did not cancel the sequence, so the client gets an error.

@@ -51,7 +51,7 @@ def _stops(value: Any) -> Sequence[str]:
         return ()
     if not isinstance(stops, tuple) or not all(isinstance(stop, str) for stop in stops):
         raise ValueError("give text, or a list of texts")
-    stops = tuple(stop for stop in stops if stop)  # some front ends send an empty string for "no stop"
+    stops = tuple(stop for stop in stops if stop)  # some clients send an empty string for "no stop"
     if len(stops) > MOST_STOPS:
         raise ValueError(f"at most {MOST_STOPS} stop strings are looked for, these are {len(stops)}")
     return tuple(map(unicode_text, stops))

@@ -73,7 +73,8 @@ class RayEngine:
         placing.add_done_callback(self._new.discard)
         try:
             await asyncio.shield(placing)
-        except BaseException:  # also if the client disconnects before the replica has answered
+        # the sequence ends even if the client disconnects before the replica has answered
+        except BaseException:
             for number in numbers:
                 self._end(self._recovery.forget(number))
             raise
@@ -88,7 +89,7 @@ class RayEngine:
         if self._router.takers:
             return
         waiting = self.demand.waiting
-        # If no sequence waits, any size is accepted. Otherwise no replica would be started for a large request.
+        # If no sequence waits, any size is accepted. Otherwise a large request could never start a replica.
         if waiting and waiting + number > _MOST_WAITING:
             raise Busy(
                 f"{self.facts.name} does not answer now ({self.reason}), and {waiting} sequences wait for it",
@@ -100,9 +101,9 @@ class RayEngine:
         self._end(self._recovery.cancelled(sequence, is_complete=is_complete))
 
     def _end(self, live: Resumable | None) -> None:
-        """Cancel, at its replica, a sequence that was removed from the table; do nothing for None."""
-        # A replica must get the sequence before its cancellation, so `_place` cancels a sequence that is still being
-        # submitted.
+        """At its replica, cancel a sequence that was removed from the table; do nothing for None."""
+        # A replica must receive the sequence before its cancellation, so `_place` cancels a sequence that is still
+        # being submitted.
         if live is not None and live.replica is not None and not live.is_placing:
             self._spawn_cancelling(live.replica, [live])
 
@@ -140,7 +141,7 @@ class RayEngine:
             return
         time_s = now_s()
         if self._router.see(replica, tokens_per_s, is_ready=is_ready, now_s=time_s):
-            # The time that the replica took to start does not count as idle.
+            # The start-up time of the replica does not count as idle time.
             self._recovery.idle_since_s = time_s
         if self._router.is_overdue(replica, time_s):
             moved = [live for live in self._recovery.of(replica) if not live.is_placing]
@@ -244,7 +245,7 @@ class RayEngine:
             raise
 
     async def _place(self, sequences: Sequence[Resumable]) -> None:
-        """Submit sequences together to one replica; if no replica can be asked, let the sequences wait.
+        """Submit sequences together to one replica; if no replica is available, let the sequences wait.
 
         ``is_placing`` must be set for each sequence.
 

@@ -249,7 +249,7 @@ class SequenceRecovery:
         self.free(given_up)
 
     def _may_continue(self, replica: Replica, event: SequenceEvent) -> bool:
-        """Return whether a sequence may move: its replica gave it up, and another replica gets new requests."""
+        """Return whether a sequence may move: its replica gave it up, and another replica accepts new requests."""
         is_given_up = isinstance(event, Failed) and isinstance(event.error, Unavailable)
         return is_given_up and any(taker is not replica for taker in self._router.takers)
 

@@ -134,7 +134,7 @@ class RayReplica:
         await self._ask("set_standby", is_on)
 
     async def _ask(self, method: str, *arguments: Any, more_s: float = 0.0) -> Any:
-        """Call a method of the server; ``more_s`` seconds are added to the time limit."""
+        """Call a method of the server, with ``more_s`` seconds added to the time limit."""
         with _translated(self._name):
             return await self._actor.call(method, *arguments, timeout_s=ANSWER_S + more_s)
 

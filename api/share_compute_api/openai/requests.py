@@ -175,7 +175,7 @@ class TextRequest(TokenOptions, ApiRequest):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     def without_prompt(self) -> Self:
-        """Return a copy with an empty prompt, for storing the request beside the tokens of its prompts."""
+        """Return a copy with an empty prompt, for storing the request together with the tokens of its prompts."""
         return self
 
     @property
@@ -308,7 +308,7 @@ class ChatRequest(TextRequest):
     @field_validator("tool_choice")
     @classmethod
     def _choice_is_in_tools(cls, value: Any, info: ValidationInfo) -> Any:
-        if "tools" not in info.data:  # they are wrong, which is an error of its own
+        if "tools" not in info.data:  # these fields are wrong, which is reported separately
             return value
         names = [tool.function.name for tool in info.data["tools"] or ()]
         if isinstance(value, NamedTool) and value.function.name not in names:

@@ -25,7 +25,8 @@ class ToolUse:
     Args:
         request: the tools that may be called; their schemas must have been checked.
         syntax: syntax of the model's calls.
-        seed: text from which the ids of calls are derived. No other request may have it, because ids must be unique.
+        seed: text from which the ids of calls are derived. It must be unique among requests, because ids must be
+            unique.
     """
 
     def __init__(self, request: ToolRequest, syntax: ToolSyntax, seed: str) -> None:
@@ -66,7 +67,7 @@ class ToolUse:
         return cls(request, syntax, secrets.token_hex(16))
 
     def seeded(self, seed: str) -> ToolUse:
-        """Return the same tools, with ids of calls that are derived from ``seed``."""
+        """Return the same tools, with call ids derived from ``seed``."""
         seeded = copy(self)
         seeded._seed = seed  # noqa: SLF001 - an object of this class
         return seeded

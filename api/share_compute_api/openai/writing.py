@@ -90,8 +90,8 @@ class Writer:
         prompt: the prompt's tokens, which precede the first event.
         end_ids: tokens that end the sequence; their text is left out.
         stops: strings before which the text ends.
-        min_tokens: number of tokens up to which a complete stop string is ordinary text. A stop string that later
-            tokens complete ends the text, even if it began before.
+        min_tokens: number of tokens up to which a complete stop string is ordinary text. A stop string that is
+            completed later ends the text, even if it began before.
         keeps_tokens: whether pieces include tokens, for clients that request log-probabilities.
         shown: text of special tokens that are part of the text, by id; other special tokens have no text.
     """
@@ -247,12 +247,12 @@ class StopStrings:
         """Add text, and return the new and held-back text that cannot belong to a stop string; hold back the rest.
 
         If a stop string is found, the returned text ends before it. Without ``may_end``, stop strings that this text
-        completes are not looked for.
+        completes are ignored.
         """
         if not self._strings:
             return text
         held, text = len(self._held), self._held + text
-        # Held-back text may have a stop string that was complete while none could end the text.
+        # Held-back text may contain a stop string that was completed while stop strings were ignored.
         places = [
             place
             for string in self._strings

@@ -235,13 +235,13 @@ class ContributedWork(ResponseBody):
 
     @classmethod
     def begin(cls, total: WorkSums) -> Self:
-        """Return the work at the start of a stay, of a machine with this sum of work."""
+        """Return the work at the start of a machine's stay, given the sum of its earlier work."""
         return cls(this_stay=NO_WORK, in_all=total)
 
     def until(self, total: WorkSums) -> Self:
         """Return the work at a later time of the stay, when the sum is ``total``.
 
-        The sum is lower than before if the server lost records; then the work of this stay does not change.
+        If the sum has decreased, because the server lost records, the work of this stay does not change.
         """
         more = {
             name: getattr(self.this_stay, name) + max(0, getattr(total, name) - getattr(self.in_all, name))

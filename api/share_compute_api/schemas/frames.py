@@ -16,7 +16,7 @@ class RecordList(list[Record]):
     """List of records that pandas can show as a table."""
 
     def to_pandas(self) -> Any:
-        """Return a pandas table with a row for each record; values of ``data`` have columns of their own.
+        """Return a pandas table with a row for each record; values of ``data`` have their own columns.
 
         Raises:
             UserError: pandas is not installed.
@@ -25,7 +25,7 @@ class RecordList(list[Record]):
 
 
 def flat(record: BaseModel) -> dict[str, Any]:
-    """Return the fields of a record without parts and lists, and the values of its ``data``."""
+    """Return the scalar fields of a record, and the values of its ``data``."""
     fields = record.model_dump()
     data = fields.pop("data", {})
     return {
@@ -36,7 +36,7 @@ def flat(record: BaseModel) -> dict[str, Any]:
 
 
 def frame_of(rows: Iterable[Mapping[str, Any]]) -> Any:
-    """Return a pandas table with these rows; a row without a column has NaN there.
+    """Return a pandas table with these rows; missing values are NaN.
 
     Raises:
         UserError: pandas is not installed.

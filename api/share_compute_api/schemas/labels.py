@@ -14,7 +14,7 @@ from share_compute_api.schemas.bodies import ResponseBody, example
 from share_compute_api.schemas.frames import flat, frame_of
 
 if TYPE_CHECKING:
-    from share_compute.store.jobs import JobLabels  # SQLAlchemy is slow to import, and clients do without
+    from share_compute.store.jobs import JobLabels  # SQLAlchemy is slow to import, and clients do not need it
 
 MOST_COMPARED = 20
 """Maximum number of jobs in one comparison."""

@@ -1,4 +1,4 @@
-"""Utilization of machines: what their agents measure, and the last hour of it."""
+"""Utilization of machines, as measured by their agents, now and over the last hour."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Utilization(StrictModel):
 
     @property
     def busy_fraction(self) -> float | None:
-        """Return the used part of the lent GPU, or of the lent CPU threads if no GPU was measured."""
+        """Return the fraction in use of the lent GPU, or of the lent CPU threads if no GPU was measured."""
         return self.cpu_fraction if self.gpu_fraction is None else self.gpu_fraction
 
 

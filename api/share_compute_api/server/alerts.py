@@ -97,7 +97,7 @@ def of_machines(
     here = {machine.name for machine in machines if machine.left_at is None}
     for machine in machines:
         if machine.state is ContributorState.lost:
-            # A present machine with the same name is the lost machine, which joined again with another invite.
+            # If a present machine has the same name, the lost machine has rejoined with another invite.
             if machine.name not in here:
                 yield _of_machine(
                     "machine-lost",

@@ -178,7 +178,7 @@ async def require_agent(
     context: InContext,
     bearer: Annotated[HTTPAuthorizationCredentials | None, Depends(_contributor_key)],
 ) -> AgentRecord:
-    """Return what the agent of ``contributor_id`` shows, after the check of `require_contributor`.
+    """Return the data that the agent of ``contributor_id`` shows, after the check of `require_contributor`.
 
     A machine whose heartbeats are delayed counts as lost, so this runs in the threads that are reserved for heartbeats.
     """
@@ -198,7 +198,7 @@ def _of_contributor(
     """Return the result of ``read`` for the request's key; see `require_contributor` for the errors.
 
     Args:
-        read: reads what belongs to a contributor; raises NotAuthorized if the key is not the contributor's.
+        read: reads data of a contributor; raises NotAuthorized if the key is not the contributor's.
         request: the request.
         needed: scopes that the route declares.
         context: services of the server.

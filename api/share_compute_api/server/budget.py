@@ -121,7 +121,7 @@ class Budget:
 
 
 def _at_limit(counts: Counter[str], caller: str, most_of_one: int, most: int) -> tuple[int, str] | None:
-    """Return the count that has reached its limit, and whose it is; None if there is room for one more."""
+    """Return the count that has reached its limit, and its scope; None if one more function is allowed."""
     mine, all_ = counts[caller], counts.total()
     if mine >= most_of_one:
         return mine, " of this key"

@@ -17,7 +17,7 @@ def compared(store: Store, jobs: Sequence[JobRecord]) -> JobComparison:
     """Return the comparison of some jobs.
 
     Args:
-        store: the store of their metrics.
+        store: the store of the jobs' metrics.
         jobs: the jobs, without paths that the caller may not see.
     """
     results = results_of(store, [job.id for job in jobs])
@@ -67,7 +67,7 @@ def differences(jobs: Sequence[JobRecord]) -> list[FieldDifference]:
     flat = [dict(_leaves(job.spec.model_dump(mode="json", exclude=set(_LABELS)))) for job in jobs]
     found = []
     for field in dict.fromkeys(name for leaves in flat for name in leaves):
-        # A field that a job file lacks, because a part above it is null, is shown as null, too.
+        # If a part above a field is null in a job file, the missing field is shown as null, too.
         values = [leaves.get(field) for leaves in flat]
         if any(value != values[0] for value in values):
             found.append(FieldDifference(field=field, values=values))
@@ -75,7 +75,7 @@ def differences(jobs: Sequence[JobRecord]) -> list[FieldDifference]:
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields that have no parts, by their names with dots, as in sweeps: ``model.layers.0.options.bias``."""
+    """Yield the leaf fields by their dotted names, as in sweeps: ``model.layers.0.options.bias``."""
     for name, value in node.items():
         if isinstance(value, list) and any(isinstance(part, dict) for part in value):
             yield from _leaves(dict(zip(map(str, range(len(value))), value, strict=True)), f"{prefix}{name}.")

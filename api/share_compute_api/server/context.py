@@ -144,7 +144,7 @@ class Context:
 
 
 async def _context(request: Request) -> Context:
-    # This is a coroutine function, because FastAPI runs plain functions in threads, and a thread may not be free.
+    # This is a coroutine function, because FastAPI runs plain functions in threads, and all threads may be busy.
     context: Context = request.app.state.context
     return context
 

@@ -156,7 +156,7 @@ def _http(request: Request, failure: Exception) -> JSONResponse:
 
 
 def _unexpected(request: Request, failure: Exception) -> JSONResponse:
-    # The client must not see the error. Starlette raises it again after this response, so its stack trace is logged.
+    # The client must not see the error. Starlette re-raises it after this response, so its stack trace is logged.
     del failure
     return problem_response(
         request,

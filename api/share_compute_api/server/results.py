@@ -65,7 +65,7 @@ def weight_layout(context: Context, job: JobRecord, folder: Path, wanted: Layout
 
 
 def _stages(plan: Plan) -> Iterator[StageEntry]:
-    """Yield the stages of a plan; those of each branch if it has branches."""
+    """Yield the stages of a plan, or those of all its branches."""
     if not plan.branches:
         yield from _entries(plan.stages, None)
     for branch in plan.branches:

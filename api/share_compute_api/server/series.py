@@ -1,4 +1,4 @@
-"""Series of a training job, as rows: what its page shows as curves."""
+"""Series of a training job as rows, for the curves on its page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROWS = 5_000
 
 
 def columns_of(spec: TrainJob) -> dict[str, type[int | float | str]]:
-    """Return the columns of a job's series: with several tasks, also those of each task's loss and metrics."""
+    """Return the columns of a job's series: with several tasks, also the loss and metrics of each task."""
     named = {
         figure_of(task.name, "loss" if metric == "validation_loss" else metric): float
         for task, single in zip(spec.tasks, spec.single_tasks, strict=bool(spec.tasks))
@@ -42,7 +42,7 @@ def columns_of(spec: TrainJob) -> dict[str, type[int | float | str]]:
 def rows_of(store: Store, job_id: str) -> Iterator[dict[str, Any]]:
     """Yield a row for each step and split of a job's metrics, in order, and for each report of traffic.
 
-    Rows of traffic have the bytes of all machines since the last such row.
+    Rows of traffic have the bytes of all machines since the previous row of traffic.
     """
     traffic = iter(sorted(store.progress.traffic(job_id).items()))
     due = next(traffic, None)

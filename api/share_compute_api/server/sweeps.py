@@ -20,7 +20,7 @@ def sweep_view(store: Store, sweep: JobRecord) -> SweepView:
         sweep: the sweep.
 
     Raises:
-        Conflict: the job is no sweep.
+        Conflict: the job is not a sweep.
     """
     spec = sweep.sweep
     jobs = {job.trial.number: job for job in store.sweeps.trials(sweep.id)}
@@ -78,7 +78,7 @@ def _without_job(number: int, settings: dict[str, object], reason: str) -> Trial
 def _rank(trial: TrialView, *, is_rising: bool) -> tuple[int, float, int]:
     """Return the sort key of a trial.
 
-    A trial that was stopped early has a value of fewer steps, so it comes after trials that ran to their end.
+    The value of a trial that was stopped early is from an earlier step, so the trial comes after completed trials.
     """
     if trial.value is None:
         return 2, 0.0, trial.number

@@ -38,7 +38,7 @@ def resolved(
         context: the server's context.
         caller: the key that submits the job; uploads and results of other keys are treated as missing.
         reads_data: whether the job's data will be read. False for a plan, which reads only the model: server paths in
-            the fields of data files then stay as they are.
+            the fields of data files then stay unchanged.
         fetches: whether a model of the Hub is fetched. If not, a model that has not been fetched gets no path, and a
             training job gets the model's configuration.
 
@@ -85,7 +85,7 @@ def resolved(
 
 
 def at_commit_of(spec: Job, first: Job) -> Job:
-    """Return a copy of a job, with the commit of ``first`` if both have the same model of the Hub, and it names none.
+    """Return a copy of a job, with the commit of ``first`` if both have the same Hub model, and the job names none.
 
     A submission that is repeated then finds the first one, although its branch may have moved.
     """
@@ -106,7 +106,7 @@ def at_commit_of(spec: Job, first: Job) -> Job:
 
 
 def _with_hub_model(spec: AnyNamed, context: Context, caller: ApiKeyRecord, *, fetches: bool) -> AnyNamed:
-    """Return a copy of the job in which a model of the Hub has its commit, and the upload with its files."""
+    """Return a copy of the job in which a model of the Hub has its commit, and the upload with the model's files."""
     if isinstance(spec, SweepJob):
         with below("job"):
             job = _with_hub_model(spec.job, context, caller, fetches=fetches)
@@ -169,7 +169,7 @@ def users(store: Store) -> Callable[[Path], Sequence[str]]:
     """Return a function that lists the ids of the jobs and live deployments that use, or will use, a given folder."""
 
     def named(folder: Path) -> list[str]:
-        # Jobs come first: a link that starts in between is still in the list of jobs.
+        # Read jobs first: a link that starts in between is then still in the list of jobs.
         found: list[tuple[str, Named]] = [(job.id, job.spec) for job in store.jobs.with_needed_files()]
         found += [(one.id, one.spec) for one in store.deployments.list()]
         return [name for name, spec in found if any(path.is_relative_to(folder) for path, _ in _paths(spec))]

@@ -25,7 +25,7 @@ _MESSAGE = {"role": "user", "content": "?"}
 
 
 def deployment_of(name: str, spec: BatchJob) -> ServeJob:
-    """Return the specification of the deployment of a batch's own ``model``; its name is the job's id."""
+    """Return the specification of the deployment for a batch's own ``model``; its name is the job's id."""
     fields = spec.parallelism.model_dump()
     return ServeJob.model_validate({"name": name, "model": spec.model, "parallelism": fields})
 
@@ -102,7 +102,7 @@ def _check_data(spec: BatchJob, processes: IsolatedProcesses) -> None:
             require_path(file, "data.files")
             if not file.is_file():
                 raise refused("data.files", f"{file} is not a file", "name each file")
-    # This imports pyarrow, for which a server's start need not wait.
+    # This imports pyarrow, which a starting server does not need.
     from share_compute.batches.parts import COLUMNS
 
     is_chat = isinstance(spec, GenerateJob) and spec.data.messages is not None
@@ -142,7 +142,7 @@ def _check_tokens(options: TokenOptions, folder: Path, processes: IsolatedProces
 
 @contextmanager
 def _sampling() -> Iterator[None]:
-    """Convert a `UserError` from the block to one about the field below ``sampling`` that it names."""
+    """Convert a `UserError` from the block, so that the field that it names is below ``sampling``."""
     try:
         yield
     except UserError as failure:

@@ -24,7 +24,7 @@ _NO_JOB = "job-to-be"
 
 
 def check_links(spec: TrainJob, store: Store, processes: IsolatedProcesses) -> None:
-    """Check what can be known about a job's links before the job has a result.
+    """Check a job's links, as far as possible before the job has a result.
 
     Args:
         spec: the training job.
@@ -51,7 +51,7 @@ def _check_serve(serve: ServeLinkSpec, spec: TrainJob, store: Store, processes: 
     other = store.chains.job_with_name(serve.name)
     if other is not None:
         raise refused("name", f"job {other} will serve its result as {serve.name}", "choose another name")
-    # The configuration may leave out both numbers; then the defaults of its architecture hold.
+    # The configuration may omit both numbers; then the defaults of its architecture apply.
     sizes = processes.ask(CheckModel(config=config_of(spec), task=spec.resolved_task))
     check_length(serve.max_seq, sizes.window)
     check_selection(serve.parallelism, store)
@@ -81,8 +81,8 @@ class LinkStarter:
         """Start a waiting link; return the job afterwards.
 
         Raises:
-            UserError: the link cannot start; the hint says how to start it later, or what to do in its place.
-            Unavailable: it could not be checked now.
+            UserError: the link cannot start; the hint says how to start it later, or suggests an alternative.
+            Unavailable: the link could not be checked now.
         """
         self._require_submitter(job, name)
         if name == "serve":
@@ -161,7 +161,7 @@ def _again(job: JobRecord) -> str:
 def _about_link(name: LinkName, job: JobRecord) -> Iterator[None]:
     """Convert a `UserError` from the block to one about fields of the job's file, with a hint for a finished job.
 
-    Problems of the result have the link's own field, because the file names no model for the link.
+    Problems of the result are reported for the link's field, because the job file names no model for the link.
     """
     own = f"then.{name}"
     try:

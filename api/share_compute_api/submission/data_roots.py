@@ -45,7 +45,7 @@ def offered(settings: Settings, working_folder: Path) -> Settings:
 
 
 def require_folders(settings: Settings) -> None:
-    """Raise UserError if a data root is not a folder; only existing folders can be made readable for the Ray head."""
+    """Raise UserError if a data root is not a folder, because only folders can be made readable for the Ray head."""
     for root in settings.data_roots:
         if not root.is_dir():
             raise UserError(
@@ -63,7 +63,7 @@ def require_unlinked(path: Path, field: str) -> None:
 
 
 def require_no_links(folder: Path) -> None:
-    """Raise UserError if a job's result has links; untrusted code on the Ray head can make them.
+    """Raise UserError if a job's result has links; untrusted code on the Ray head can make links.
 
     Args:
         folder: folder of the result, which has at most `_MOST_RESULT_FILES` entries.
@@ -88,10 +88,10 @@ def _is_loopback(host: str) -> bool:
 
 
 def _entries(folder: Path, most: int) -> tuple[set[str], list[str], int]:
-    """Return the names of a folder's files, those of its visible folders, and how many of its entries were read.
+    """Return the names of a folder's files, those in its visible subfolders, and the number of entries that were read.
 
     Args:
-        folder: the folder; one that cannot be read counts as empty.
+        folder: the folder; an unreadable folder counts as empty.
         most: maximum number of entries that are read.
     """
     files: set[str] = set()

@@ -47,7 +47,7 @@ def model_folder(model: ServedModelSpec, store: Store) -> Path:
 
 
 def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses) -> None:
-    """Check a deployment's model, tokenizer and options; machines that it names need not be there.
+    """Check a deployment's model, tokenizer and options; machines that it names need not be present.
 
     Args:
         spec: the deployment.

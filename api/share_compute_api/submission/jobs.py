@@ -42,7 +42,7 @@ def check_job(spec: TrainJob, processes: Asks, *, checks_layers: bool = True) ->
     Args:
         spec: the job.
         processes: isolated processes, which read the job's files, configuration and tokenizer.
-        checks_layers: whether to check the layers against ``parallelism``, too, which takes seconds.
+        checks_layers: whether to also check the layers against ``parallelism``, which takes seconds.
 
     Raises:
         UserError: the job cannot run; the error names each invalid field.
@@ -89,7 +89,7 @@ def check_data(spec: TrainJob, processes: Asks) -> None:
 
 
 def _check_files(data: DataSpec, processes: Asks, prefix: str) -> None:
-    """Check the files of one task; ``prefix`` is that of the names of its fields."""
+    """Check the files of one task; ``prefix`` precedes the names of its fields."""
     problems = Problems()
     for name in DATA_FIELDS:
         field = prefix + name

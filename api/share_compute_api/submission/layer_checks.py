@@ -1,4 +1,4 @@
-"""Checks whether a model's layers can be computed as ``parallelism`` says, by isolated processes with torch."""
+"""Checks in isolated processes with torch whether a model's layers support ``parallelism``."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def check_divided(ranks: int, config: Mapping[str, Any], processes: Asks) -> Non
 
 
 def check_parallelism(spec: TrainJob, config: Mapping[str, Any], processes: Asks) -> None:
-    """Check that the model of a training job can be computed by the ranks, or in the slices, that the job asks for.
+    """Check that the model of a training job supports the ranks or slices that the job requests.
 
-    Declared layers are not checked: members plan each of them alone.
+    Declared layers are not checked, because members plan each of them separately.
 
     Args:
         spec: the job.
@@ -42,10 +42,11 @@ def check_parallelism(spec: TrainJob, config: Mapping[str, Any], processes: Asks
         processes: isolated processes, which build the model without its weights.
 
     Raises:
-        UserError: it cannot; the error names the field.
+        UserError: the model does not support them; the error names the field.
     """
     if spec.parallelism.needs_a_check and spec.model.layers is None:
-        # Without what does not change the layers, so that a form asks once although these are edited.
+        # Fields that do not change the layers are removed, so that a form need not repeat the check when they are
+        # edited.
         job = spec.model_copy(update={"name": "train", "tags": (), "group": None, "report": ()})
         with _naming_field():
             processes.ask(CheckParallelism(job=job, config=dict(config)))
@@ -53,7 +54,7 @@ def check_parallelism(spec: TrainJob, config: Mapping[str, Any], processes: Asks
 
 @contextmanager
 def _naming_field() -> Iterator[None]:
-    """Name the field of an error. Ignore that a check reached a limit, since members check their layers, too."""
+    """Name the field of an error. Ignore errors about exceeded limits, since members check their layers, too."""
     try:
         yield
     except UserError as failure:

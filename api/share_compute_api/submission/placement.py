@@ -11,7 +11,7 @@ from share_compute_api.submission.model_folders import refused
 
 
 def check_placement(spec: TrainJob, store: Store) -> None:
-    """Check that the machines of a job's pinned plan exist, and that the job names no machine in two ways.
+    """Check that the machines of a job's pinned plan exist, and that the job's fields agree about each machine.
 
     Machines need not be free, since the job waits for them. Selectors need not match a machine.
 
@@ -27,7 +27,7 @@ def check_placement(spec: TrainJob, store: Store) -> None:
     records = check_selection(spec.parallelism, store)
     if plan is None:
         return
-    # The name of a lost machine may have been taken again.
+    # The name of a lost machine may have been reused.
     there = {record.name: record for record in sorted(records, key=lambda one: one.state in HERE)}
     for record in there.values():
         if record.name in plan.names and (why := spec.parallelism.why_not(record)):
@@ -45,7 +45,7 @@ def check_placement(spec: TrainJob, store: Store) -> None:
 
 
 def check_selection(selection: SelectionSpec, store: Store) -> list[ContributorRecord]:
-    """Check that ``only`` and ``avoid`` do not name the same machine by its name and its id; return all machines.
+    """Check that ``only`` and ``avoid`` do not name the same machine, by its name or its id; return all machines.
 
     Args:
         selection: both fields.

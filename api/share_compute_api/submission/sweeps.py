@@ -29,8 +29,8 @@ def check_sweep(spec: SweepJob, processes: Asks, most_s: float = _MOST_S) -> Non
 
     Args:
         spec: the sweep.
-        processes: isolated processes, which read the job's files, configuration and tokenizer. A question that several
-            trials have is asked once.
+        processes: isolated processes, which read the job's files, configuration and tokenizer. A check that several
+            trials share runs once.
         most_s: time limit for the checks, in seconds.
 
     Raises:
@@ -67,8 +67,8 @@ def trial_of(spec: SweepJob, number: int, sweep_id: str | None = None) -> TrainJ
     """Return the job of a trial, which names the same files as the job of the sweep.
 
     Raises:
-        UserError: the trial is no valid job, or the sweep would change the files. Only the files of the sweep's own job
-            are checked against the server's data roots.
+        UserError: the trial is not a valid job, or the sweep would change the files. Only the files of the sweep's own
+            job are checked against the server's data roots.
     """
     job = trial_job(spec, number, sweep_id)
     if _files(job) != _files(spec.job):

@@ -84,7 +84,7 @@ def progress(job: JobRecord) -> str:
 
 
 def done_fact(job: JobRecord) -> dict[str, str | None]:
-    """Return {name: text} of a job's progress for people."""
+    """Return {name of the unit: text} for the display of a job's progress."""
     done = part_text(job.step, job.total_steps)
     if job.spec.kind == "sweep":
         return {"trials": f"{done} are over"}
@@ -105,7 +105,7 @@ def rows_text(job: JobRecord) -> str | None:
 
 
 def protection_text(job: JobRecord) -> str | None:
-    """Return a text that says whether a running training job loses no step if any one machine is lost.
+    """Return text about whether a running training job can lose any one machine without losing a step.
 
     Return None for any other job.
     """
@@ -320,7 +320,7 @@ def bound_text(prediction: Bounded, what: str = "plan takes", *, is_pinned: bool
     Args:
         prediction: prediction of the plan.
         what: subject and verb for the sentence "no {what} less than {lower bound}".
-        is_pinned: whether the plan was given, not searched for.
+        is_pinned: whether the plan was given instead of found by a search.
     """
     proof = "given by the job file" if is_pinned else "the best that was found"
     if prediction.exact:

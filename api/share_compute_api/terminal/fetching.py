@@ -24,7 +24,7 @@ def once_fetched(
     Args:
         send: sends the request.
         as_json: whether to wait without showing progress.
-        note: shows a line of progress; None for a line of its own.
+        note: shows a line of progress; None to print a separate line.
     """
     with ExitStack() as shown:
         status = None

@@ -32,14 +32,14 @@ def heading(name: str) -> str:
 
 
 def _chosen() -> str:
-    """Return the value of the first variable that chooses the language."""
+    """Return the value of the first environment variable that chooses the language."""
     given = os.environ.get("SHARE_COMPUTE_LANGUAGE")
     return next(filter(None, map(os.environ.get, _LOCALE)), "") if given is None else _setting(given)
 
 
 @cache
 def _setting(given: str) -> str:  # noqa: ARG001 - the key of the cache
-    """Return the setting ``language``, whose environment variable has this value."""
+    """Return the setting ``language`` if its environment variable has this value."""
     from pydantic import ValidationError
 
     from share_compute.settings import ClientSettings

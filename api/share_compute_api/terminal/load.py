@@ -124,7 +124,7 @@ def changes(before: ClusterLoad | None, load: ClusterLoad) -> list[str]:
     """Return a line for each machine, job and deployment that is new, gone or changed, with date and time.
 
     Args:
-        before: the load of the line before; None at the beginning.
+        before: the previous load; None at the beginning.
         load: the present load.
     """
     old = {} if before is None else _lines(before)

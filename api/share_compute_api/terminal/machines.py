@@ -1,4 +1,4 @@
-"""Finds a machine by its name or id, and tells what machines work for."""
+"""Finds a machine by its name or id, and returns the job or deployment of a machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def machine_called(name_or_id: str, machines: Sequence[ContributorRecord]) -> Co
     """Return the first machine with this name or id.
 
     Raises:
-        NotFound: there is none; the error suggests a machine with a similar name.
+        NotFound: there is no such machine; the error suggests a machine with a similar name.
     """
     from share_compute.files.strict import suggestion
 
@@ -33,7 +33,7 @@ def machine_called(name_or_id: str, machines: Sequence[ContributorRecord]) -> Co
 
 
 def served_names(client: Client, machines: Sequence[ContributorRecord]) -> dict[str, str]:
-    """Return the names of deployments by id; empty, and without a request, if no machine serves one."""
+    """Return the names of deployments by id; empty, without a request, if no machine serves a deployment."""
     serves = any(one.deployment_id for one in machines)
     return {one.id: one.name for one in client.deployments(limit=500).deployments} if serves else {}
 

@@ -71,7 +71,7 @@ def _summary(layer: LayerOperators, report: OperatorReport) -> Text:
 
 
 def _table(layer: LayerOperators) -> WholeTable:
-    """Return the operators in order. Operators that only follow others are counted between the rows."""
+    """Return the operators in order. Rows between operators count the omitted operators, which only follow others."""
     arriving = _by_consumer(layer)
     rows, followers = list[tuple[str | None, ...]](), list[OperatorChoice]()
 

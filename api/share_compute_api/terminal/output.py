@@ -155,7 +155,7 @@ def print_fact(name: str, value: object, *, soft_wrap: bool = False) -> None:
 
 
 def _problems(failure: ShareComputeError) -> list[str]:
-    """Return the problems of an error for people: one for each invalid field, or the message of another error."""
+    """Return the printed problems of an error: one for each invalid field, or the error's message."""
     fields = failure.details.get("fields") or []
     if not fields:
         return [translated(failure.message)]
@@ -170,7 +170,7 @@ def state_text(state: str) -> str:
 
 
 def machine_state(state: str, *, is_leased: bool) -> str:
-    """Return ``at work`` for a ready machine that a job or a deployment has, as on the map, else the state."""
+    """Return ``at work`` for a ready machine that works for a job or a deployment, as on the map, else the state."""
     return "at work" if state == "ready" and is_leased else state
 
 
@@ -214,5 +214,5 @@ def speed(per_s: float | None, *, of_tokens: bool) -> str | None:
 
 
 def part_text(done: object, total: object) -> str:
-    """Return how much of a whole is done or used: ``12 of 40``."""
+    """Return a part of a whole as text, such as ``12 of 40``."""
     return heading(f"{done} of {total}")

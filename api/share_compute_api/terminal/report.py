@@ -273,7 +273,7 @@ def _comparison(plan: Plan, alternatives: tuple[Alternative, ...]) -> Group:
 
 
 def _policies(policies: tuple[PolicyFigures, ...]) -> Group:
-    """Return a table of policies of synchronization, and a sentence for each about what it gives up."""
+    """Return a table of policies of synchronization, and a sentence about the drawbacks of each."""
     rows = list[tuple[str | None, ...]]()
     about = translated(
         "Steps are those of a round. Bytes are means per step: of the busiest machine in lockstep, and of each branch "

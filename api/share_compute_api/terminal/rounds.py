@@ -105,7 +105,7 @@ def _bar(one: RoundView, branch: int, width: int, scale: float, ink: Ink, *, mer
     bar, time_s = Text(), 0.0
     for seconds, letter, style in parts:
         time_s += seconds
-        # A short time is one letter if there is space, so that no branch seems to compute nothing.
+        # A short time gets one letter if there is space, so that no branch seems to compute nothing.
         letters = max(round(scale * time_s) - len(bar), 1 if seconds > 0 and letter != ink.forward else 0)
         bar.append(letter * min(letters, width - len(bar)), style=style)
     return bar.append(" " * (width - len(bar)))
@@ -144,7 +144,7 @@ def _branches(rounds: Sequence[RoundView]) -> list[int]:
 
 
 def _newest(rounds: Sequence[RoundView], branch: int) -> BranchView | None:
-    """Return the newest contribution of a branch in some rounds; None if it has none."""
+    """Return the newest contribution of a branch in some rounds; None if there is none."""
     runs = [run for one in rounds for run in one.branches if run.number == branch]
     return max(runs, key=lambda run: run.round, default=None)
 

@@ -1,4 +1,4 @@
-"""Summaries of sweeps: how many of their trials run, wait and have ended, and the best result."""
+"""Summaries of sweeps: the numbers of trials that run, wait and have ended, and the best result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def summary_of(sweep: JobRecord, view: SweepView) -> SweepSummary:
     """Return the summary of a sweep and its trials."""
     ended = sum(trial.state is not None and trial.state.is_final for trial in view.trials)
     waiting = sum(trial.state is None or trial.state.value == "queued" for trial in view.trials)
-    if sweep.state.is_final:  # trials that were not started do not wait
+    if sweep.state.is_final:  # trials that have not been started do not count as waiting
         ended, waiting = ended + waiting, 0
     best = next((trial for trial in view.trials if trial.number == view.best), None)
     return SweepSummary(

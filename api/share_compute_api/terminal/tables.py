@@ -88,7 +88,7 @@ class WholeTable:
         return max(_width(text) for text in (self._names[place], *(row[place] for row in rows)))
 
     def _fitting(self, most: int, *, wraps: bool) -> int:
-        """Return how many of the first columns fit into ``most`` characters, if prose wraps or does not."""
+        """Return how many of the first columns fit into ``most`` characters, with or without wrapped prose."""
         used = -_GAP
         for place, name in enumerate(self._columns):
             width = self._width(place, self._cells)
@@ -132,7 +132,7 @@ class WholeTable:
         return line
 
     def _title(self, cell: Text | None) -> Text:
-        """Return the first line of a paragraph: the first cell, after the name of its column if it is a number."""
+        """Return the first line of a paragraph: the first cell, preceded by its column's name if it is a number."""
         title = _bold(cell or Text("-"))
         return (
             Text.assemble((f"{self._names[0].plain} ", "dim"), title) if title.plain[:1].isdigit() else title
@@ -173,12 +173,12 @@ def _wrapped(text: Text, most: int) -> list[Text]:
 
 
 def _unbroken(text: str) -> str:
-    """Return a text with spaces in the places of line breaks."""
+    """Return a text with its line breaks replaced by spaces."""
     return text.replace("\n", " ")
 
 
 def _unchanged(text: Text) -> Text:
-    """Return a text that is printed in one line, however long it is."""
+    """Return a text that is printed in one line, regardless of its length."""
     text.no_wrap, text.overflow = True, "ignore"
     return text
 

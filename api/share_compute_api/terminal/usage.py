@@ -1,4 +1,4 @@
-"""Commands whose arguments are checked and shown alike, and their errors in the words of the project."""
+"""Commands with uniform checks and help of their arguments, and with the project's own error messages."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _EMPTY = "is empty"
 
 
 class CheckedCommand(TyperCommand):
-    """Command that refuses empty arguments and paths; its help has names of arguments in capitals.
+    """Command that refuses empty arguments and paths; its help shows names of arguments in capitals.
 
-    A script that expands a variable without a value gives an empty argument. As a path it would be the working folder.
+    Scripts that expand an empty variable pass an empty argument, which would mean the working folder if it were a path.
     """
 
     def __init__(self, *given: Any, **options: Any) -> None:
@@ -65,7 +65,7 @@ class CommandGroup(typer.Typer):
 
 
 def usage_error(failure: Any) -> UserError:
-    """Return an error of typer in the words of the project; the hint names the command's help.
+    """Convert an error of typer to the project's error; the hint names the command's help.
 
     Args:
         failure: a `typer.exceptions.TyperException` about a command, an option or an argument.
@@ -108,7 +108,7 @@ def _value_problem(message: str) -> str:
 
 
 def _either(quoted: str | None) -> str | None:
-    """Return names without the quotation marks between them: ``serve or clear`` for ``serve', 'clear``."""
+    """Remove the quotation marks between names: ``serve', 'clear`` becomes ``serve or clear``."""
     return quoted and quoted.replace("', '", " or ")
 
 

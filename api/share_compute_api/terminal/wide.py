@@ -1,6 +1,6 @@
 """Wraps texts with Chinese characters, which have no spaces between words; rich divides lines only at spaces.
 
-The rules are a part of those of UAX #14 (Unicode Line Breaking Algorithm) for ideographs: a line may end before and
+The rules are a subset of those of UAX #14 (Unicode Line Breaking Algorithm) for ideographs: a line may end before and
 after each wide character, but no line begins with a closing mark, and none ends with an opening one.
 """
 
@@ -21,7 +21,7 @@ _CLOSING = frozenset({"Pe", "Pf", "Po"})
 
 
 class WideText(Text):
-    """Text with wide characters; its lines may end between these."""
+    """Text with wide characters; lines may end between wide characters."""
 
     @classmethod
     def of(cls, text: Text) -> WideText:
@@ -77,7 +77,7 @@ def is_wide(text: str) -> bool:
 
 
 def divided(text: Text, most: int) -> list[Text]:
-    """Return a text as lines of at most ``most`` cells; only a unit that is longer has a longer line."""
+    """Return a text as lines of at most ``most`` cells; only a longer unit gets a longer line."""
     places, place, used = [], 0, 0
     for unit in units(text.plain):
         if used and used + cell_len(unit.rstrip()) > most:

@@ -102,10 +102,10 @@ def operators_on_paper(
         devices: number of devices.
         search: name of the search.
         fixed: strategies by pattern of operators' names.
-        fully_use_devices: whether an operator that can be cut is never computed by each device as a whole.
+        fully_use_devices: whether every operator that can be cut is cut, so that no device computes it as a whole.
 
     Raises:
-        PlanInfeasible: no machine has so many devices.
+        PlanInfeasible: no machine has this many devices.
         UserError: the model does not exist, its layers have no fixed operators, or a given strategy is not legal.
     """
     from share_compute.planning.operators.cost import Workload

@@ -82,13 +82,14 @@ def _write_tensorboard(request: ReportRequest) -> None:
 
 
 def _write_mlflow(request: ReportRequest) -> None:
-    """Write a run into an SQLite database, the store that MLflow advises for local files."""
+    """Write a run into an SQLite database, the store that MLflow recommends for local files."""
     from mlflow.entities import Metric, Param
     from mlflow.tracking import MlflowClient
 
     request.folder.mkdir(parents=True, exist_ok=True)
     client = MlflowClient(tracking_uri=f"sqlite:///{request.folder / 'mlflow.db'}")
-    # The default would be a folder on the server. Files that the submitter adds go through their `mlflow ui`.
+    # The default would be a folder on the server. With this location, the submitter's `mlflow ui` stores files that
+    # they add.
     experiment = client.create_experiment(
         "share-compute", artifact_location="mlflow-artifacts:/share-compute"
     )
@@ -130,7 +131,7 @@ def _write_wandb(request: ReportRequest) -> None:
         console="off",
         disable_git=True,
         disable_code=True,
-        # The server's packages, hardware and load are not the submitter's.
+        # The packages, hardware and load would be those of the server, not the submitter's.
         x_disable_machine_info=True,
         x_disable_meta=True,
         x_disable_stats=True,

@@ -153,7 +153,7 @@ class Inputs:
                 return int(parquet.read_metadata(opened).num_rows), digest.hexdigest()
 
     def parts(self, size: int, done: Collection[int]) -> Iterator[tuple[int, list[InputRow]]]:
-        """Yield (number, rows) of each part that is not done.
+        """Yield (number, rows) of each part that is not in ``done``.
 
         Rows that would take a part beyond `_MOST_PART_BYTES` get a problem instead of a value.
 

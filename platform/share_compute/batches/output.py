@@ -108,7 +108,7 @@ def _finite(value: Any) -> Any:
 
 
 def _joined(inputs: Inputs, parts: Parts) -> Iterator[Any]:
-    """Yield tables of one schema, with the rows of .parquet files and their answers."""
+    """Yield the rows of .parquet files with their answers, as Arrow tables that all have one schema."""
     empty = _united(inputs.files).empty_table()
     answers = parts.tables()
     held = next(answers)

@@ -2,10 +2,10 @@
 
 A boundary at layer ``l`` is between layer ``l - 1`` and layer ``l``. If the model is cut there, the sender encodes each
 tensor, and the receiver decodes it. Otherwise `round_inside` encodes and decodes in the shard that holds both layers.
-So the same bits are computed wherever the model is cut.
+So the place of the cut does not change the computed bits.
 
-A tensor that the codec refuses, because a value is not finite or too large, is passed on as it is. Then the checks of
-the next stage find the value, as they do without compression.
+A tensor that the codec refuses, because a value is not finite or too large, is passed on unchanged. The checks of the
+next stage then find the value, as they do without compression.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ def boundary_bytes(codec: BoundaryCodec, numbers: int) -> int:
 
 
 def encoded(tensor: Tensor, codec: BoundaryCodec) -> Tensor:
-    """Return the payload of a tensor, uint8 ``[bytes]``; the tensor itself without a codec, or if it is refused."""
+    """Return the payload of a tensor, uint8 ``[bytes]``.
+
+    Without a codec, or if the codec refuses the tensor, return the tensor itself.
+    """
     if codec == "none" or tensor.dtype not in FLOATS:
         return tensor
     try:
@@ -78,7 +81,7 @@ def rounded(tensor: Tensor, codec: BoundaryCodec) -> Tensor:
 
 
 def round_inside(stage: Stage, boundaries: BoundaryCompression) -> None:
-    """Round what passes a boundary inside a shard in training, as if the model was cut there.
+    """Round tensors at a boundary inside a shard in training, as if the model were cut there.
 
     Values are not rounded in evaluations.
     """
@@ -89,7 +92,7 @@ def round_inside(stage: Stage, boundaries: BoundaryCompression) -> None:
 
 
 class _Rounding:
-    """Hook that rounds the inputs of a layer, and their gradient.
+    """Hook that rounds the inputs of a layer and the gradient of these inputs.
 
     Args:
         codec: codec of both.

@@ -1,4 +1,4 @@
-"""Checks of what codecs are given, and the errors of these checks."""
+"""Checks of the inputs of codecs, and the errors of these checks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def require_decodable(values: Tensor, least: float, largest: float, what: str) -
         values: the values.
         least: least possible value.
         largest: largest possible value.
-        what: name of one of them, for the error.
+        what: name of one value, for the error.
 
     Raises:
         VerificationFailed: a value is NaN, less than ``least``, or more than ``largest``.

@@ -4,7 +4,7 @@ A codec is pure: it changes neither its inputs nor itself. The layout of a paylo
 of the tensor alone, so a receiver trusts no size that the sender names. Payloads are little-endian, as safetensors are.
 
 The bits of a payload and of decoded values do not depend on the number of threads, nor on the place of tensors in
-memory: each value is computed by itself, or the order of its sum is fixed, or the sum is exact.
+memory. Codecs compute each value separately, or sum in a fixed order, or sum exactly.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Codec(ABC):
             state: as for `encode`.
 
         Raises:
-            UserError, VerificationFailed: as `encode`; ``total`` is then not valid any more.
+            UserError, VerificationFailed: as `encode`; ``total`` is then invalid.
         """
         payload, following = self.encode(total, state)
         total.sub_(self.decode(payload, total.shape))
@@ -87,8 +87,8 @@ class ErrorFeedback(Codec):
     """Adds the error of earlier calls to the next tensor before another codec encodes it.
 
     With ``sum = decay * residual + tensor``, the next residual is ``sum - decode(encode(sum))`` in float32. Hence
-    ``decoded + residual`` is ``sum``: to the bit where the decoded value is 0, or within a factor of 2 of the sum
-    (Sterbenz's lemma), and elsewhere to half a unit in the last place of the residual.
+    ``decoded + residual`` equals ``sum``. It is exact where the decoded value is 0 or within a factor of 2 of the sum
+    (Sterbenz's lemma). Elsewhere the error is at most half a unit in the last place of the residual.
 
     Sources: Karimireddy et al. 2019, arXiv 1901.09847 (decay 1); SparseLoCo, arXiv 2508.15706 (decay 0.95).
     """
@@ -109,7 +109,8 @@ class ErrorFeedback(Codec):
     def encode(self, tensor: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the payload, and the state with the next residual; see `Codec.encode`."""
         residual = require_state(state, RESIDUAL, tensor.shape)
-        # Two operations: one fused operation would round elements at the ends of threads' ranges differently.
+        # Multiply and add separately: a fused operation would round elements at the ends of threads' ranges
+        # differently.
         total = residual.contiguous().mul(self.decay).add_(flattened(tensor).view(tensor.shape))
         inner = {name: value for name, value in state.items() if name != RESIDUAL}
         payload, following = self.codec.extract(total, inner)

@@ -35,7 +35,7 @@ _ROW_CODECS: dict[str, RowCodec] = {
 
 
 def codec_of(spec: CompressionSpec, seed: int) -> Codec:
-    """Return the codec that a specification describes, with error feedback if it asks for that.
+    """Return the codec that a specification describes, with error feedback if the specification enables it.
 
     Args:
         spec: codec and options. The caller applies ``from_step``.
@@ -56,8 +56,8 @@ def codec_of(spec: CompressionSpec, seed: int) -> Codec:
 def codec_of_round(training: TrainingSpec, round_number: int) -> Codec:
     """Return the codec of the contributions to a round.
 
-    Rounds that end before ``compression.from_step`` send float32 values, which leave the state of the other codec as it
-    is. Payloads can be decoded with any seed: only the first state of an encoder depends on the seed.
+    Rounds that end before ``compression.from_step`` send float32 values; this does not change the other codec's state.
+    Payloads can be decoded with any seed: only the first state of an encoder depends on the seed.
 
     Args:
         training: training settings of a job with rounds.
@@ -67,10 +67,10 @@ def codec_of_round(training: TrainingSpec, round_number: int) -> Codec:
 
 
 def codec_of_update(training: TrainingSpec, version: int) -> Codec:
-    """Return the codec of the update that makes a version.
+    """Return the codec of the update that makes a new version of the weights.
 
-    An update of top-k contributions may have other places than each of them, so it keeps as many values as all
-    contributions together, up to all. Branches with weights of their own get the result of the job as it is.
+    Contributions with top-k may keep values at different indices. So the update keeps as many values as all
+    contributions together, up to all. Branches with their own weights receive the job's result unchanged.
     """
     policy = training.rounds
     assert policy is not None
@@ -96,7 +96,7 @@ def bucket_codecs(training: TrainingSpec, layout: Layout) -> tuple[BucketCodec, 
 
 
 def run_bytes(training: TrainingSpec) -> float:
-    """Return the approximate bytes of one number of a compressed gradient, which large tensors have."""
+    """Return the approximate number of bytes that one value of a large compressed gradient takes."""
     return codec_of(training.compression, training.seed).num_bytes((_MANY,)) / _MANY
 
 
@@ -104,6 +104,6 @@ def _spec_of_round(training: TrainingSpec, number: int) -> CompressionSpec:
     spec, policy = training.compression, training.rounds
     if isinstance(spec, NoCompressionSpec) or policy is None:
         return spec
-    # Branches that push one after another to a parameter server make a version each.
+    # Branches that push to a parameter server one after another make one version each.
     rounds = number / policy.branches if policy.merges_apart else number
     return NoCompressionSpec() if rounds * policy.every < spec.from_step else spec

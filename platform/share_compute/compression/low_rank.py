@@ -49,12 +49,12 @@ class PowerSgdCodec(Codec):
     parameter's name. The sum of squared errors is at most the sum of squares. If the rank of M is at most ``rank``, P Q
     is M.
 
-    A tensor of more dimensions is a matrix of its first dimension and all others. Tensors with less than two
-    dimensions, and matrices for which that saves less than half the bytes, are sent as float32.
+    A tensor of more dimensions is reshaped to a matrix: its first dimension by all others. Tensors with less than two
+    dimensions are sent as float32, and so are matrices if the product saves less than half the bytes.
 
     The order in which a matrix product adds depends on the library, the number of threads, and the place of tensors in
-    memory. So factors are rounded to so few bits that all sums of products are exact in float64: then all orders have
-    the same bits. The sums of different rows of M are added in a fixed order.
+    memory. So factors are rounded to few bits. Then all sums of products are exact in float64, and their order does not
+    matter. The sums of different rows of M are added in a fixed order.
 
     Sources: Vogels et al. 2019, arXiv 1905.13727; exact sums: Ozaki et al. 2012, doi 10.1007/s11075-011-9478-1.
     """
@@ -103,7 +103,7 @@ class PowerSgdCodec(Codec):
             right += left[:, part] @ slab
         right *= power.square()
 
-        # A vector that is 0 would stay 0 forever, so the last one takes its place.
+        # A vector that is 0 would stay 0 forever, so the last vector replaces it.
         following = torch.where(right.any(1, keepdim=True), right / _power_above(right), last)
         whole = _power_above(right.view(1, -1))
         right = _rounded(right / whole, _FLOAT64_BITS - _BITS - self.rank.bit_length()) * whole
@@ -139,7 +139,7 @@ class PowerSgdCodec(Codec):
 
 
 def _slabs(rows: int, columns: int) -> Iterator[slice]:
-    """Yield groups of rows of a matrix that fit into a core's cache together."""
+    """Yield groups of rows of a matrix, each small enough for a core's cache."""
     most = _slab_rows(rows, columns)
     for start in range(0, rows, most):
         yield slice(start, min(start + most, rows))
@@ -152,9 +152,9 @@ def _slab_rows(rows: int, columns: int) -> int:
 def _rounded_slabs(matrix: Tensor, largest: Tensor, spare: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield groups of rows, and their float32 values rounded to `_BITS` bits below the power of two above ``largest``.
 
-    The values are float64. They are in ``spare``, and overwritten when the next ones are asked for.
+    The values are float64 in ``spare``; the next group overwrites them.
     """
-    # Next to this number, the distance of float32 numbers is the unit.
+    # Near this number, adjacent float32 numbers differ by the unit.
     shift = 1.5 * float(_next_power(largest)) * 2.0 ** (_FLOAT32_BITS - 1 - _BITS)
     narrow = torch.empty(spare.shape)
     for part in _slabs(*matrix.shape):
@@ -175,7 +175,8 @@ def _next_power(magnitudes: Tensor) -> Tensor:
 
 def _rounded(values: Tensor, bits: int) -> Tensor:
     """Round float64 values of magnitude at most 1 to multiples of ``2**-bits``."""
-    shift = 1.5 * 2.0 ** (_FLOAT64_BITS - 1 - bits)  # next to it, the distance of numbers is 2**-bits
+    # Near this number, adjacent float64 numbers differ by 2**-bits.
+    shift = 1.5 * 2.0 ** (_FLOAT64_BITS - 1 - bits)
     return (values + shift).sub_(shift)
 
 

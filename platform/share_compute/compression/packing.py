@@ -71,7 +71,7 @@ def as_bytes(values: Tensor) -> Tensor:
 
 
 def from_bytes(content: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the numbers that bytes hold; a view of the bytes if their place in memory allows it."""
+    """Return the numbers that bytes hold; a view of the bytes if they are aligned in memory."""
     if content.storage_offset() % dtype.itemsize or content.data_ptr() % dtype.itemsize:
         content = content.clone()
     return content.view(dtype)

@@ -1,6 +1,6 @@
 """Codecs that send each value with fewer bits: bf16, int8, int4, two magnitudes (int2), sign.
 
-All but bf16 send one or two scales of a row before the codes, as bfloat16.
+All but bf16 send one or two scales for each row, as bfloat16, before the codes.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ class IntegerCodec(RowCodec):
 class TwoMagnitudesCodec(RowCodec):
     """Sends two bits for each value: its sign, and one of two magnitudes, which are chosen for each row.
 
-    A magnitude is large if it is more than the row's mean magnitude. The two magnitudes that are sent are the means of
-    the small and of the large ones, so the sum of squared errors is at most the sum of squares.
+    A magnitude is large if it is more than the row's mean magnitude. The codec sends the mean of the small magnitudes
+    and the mean of the large ones, so the sum of squared errors is at most the sum of squares.
 
     Source: SparseLoCo quantizes to four levels, each the mean of the values in its bin (``TopKCompressor`` of
     github.com/one-covenant/templar, after the uniform quantization of hivemind). Its bins have equal widths around the
@@ -174,20 +174,20 @@ class SignCodec(RowCodec):
 
 def _is_finite(values: Tensor) -> bool:
     if values.dtype == torch.bfloat16:
-        # Integers are faster. The numbers with the largest bits of each sign are not finite.
+        # Integer operations are faster. In each sign, the largest bit patterns are not finite.
         bits = values.view(torch.int16).numpy()
         return bool(bits.max() < 0x7F80 and bits.view(np.uint16).max() < 0xFF80)
     return is_finite(values)
 
 
 def _rounded_up(scales: Tensor) -> Tensor:
-    """Return the next bfloat16 that is not less than each scale and has a finite reciprocal."""
+    """Return, for each scale, the least bfloat16 that is not less and has a finite reciprocal."""
     bits = scales.clamp(min=torch.finfo(torch.float32).tiny).view(torch.int32)
     return ((bits + 0xFFFF) >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 def _split(content: Tensor, count: int, largest: float) -> tuple[Tensor, Tensor]:
-    """Return the ``count`` scales at the beginning of bytes, as float32 of at most ``largest``, and the other bytes."""
+    """Split bytes into the ``count`` scales at their start and the rest; scales are float32, at most ``largest``."""
     scales = from_bytes(content[: count * _SCALE_BYTES], torch.bfloat16).float()
     require_decodable(scales, 0.0, largest, "a scale")
     return scales, content[count * _SCALE_BYTES :]

@@ -21,7 +21,7 @@ _GROUP: Final = 4096
 
 
 class RowCodec(Codec):
-    """A codec without state that encodes rows of values, each row for itself.
+    """A codec without state that encodes rows of values, each row separately.
 
     A tensor is flattened and cut into rows of `length` values. The last row may be shorter. Slabs of many rows are
     encoded one after the other, and the payload is the concatenation of their bytes.

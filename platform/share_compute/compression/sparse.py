@@ -72,8 +72,8 @@ def _largest(magnitudes: Tensor, kept: int) -> Tensor:
     Equal magnitudes are taken from the lowest index on.
 
     A full selection is slow, so a few candidates are found first. Each row is divided into at least four times as many
-    groups as values are kept. The largest values of groups are a part of the row. So at least ``kept`` values of the
-    row are not less than the one of them at place ``kept``: these are the candidates.
+    groups as values are kept. The ``kept``-th largest of the groups' maxima is a bound: at least ``kept`` values of the
+    row reach it. The values that reach it are the candidates.
     """
     rows, length = magnitudes.shape
     size = 1
@@ -84,11 +84,11 @@ def _largest(magnitudes: Tensor, kept: int) -> Tensor:
     numbers = magnitudes.numpy()
     least = np.partition(heads.numpy(), heads.shape[1] - kept, axis=1)[:, heads.shape[1] - kept, None]
     is_candidate = numbers >= least
-    if not least.all():  # a row with fewer than `kept` other numbers takes its first zeros
+    if not least.all():  # a row with fewer than `kept` numbers other than 0 takes its first zeros
         is_candidate[:, 2 * kept :] &= numbers[:, 2 * kept :] > 0
     found = np.flatnonzero(is_candidate)
 
-    # One row of candidates for each row, in ascending order of indices, and filled with -1 at the end.
+    # One row of candidates for each row: indices in ascending order, padded with -1.
     row = found // length
     counts = np.bincount(row, minlength=rows)
     place = np.arange(len(found)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -26,10 +26,13 @@ _REFUSED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class BucketCodec:
-    """Encodes flat buckets of gradients; a payload is a byte that says whether it is valid, and those of parameters.
+    """Encodes flat buckets of gradients.
 
-    A gradient that the codec refuses, because a value is not finite, is decoded as NaN. So is a payload that no encoder
-    wrote. Then the checks of the step find that the gradient is not finite, as they do without compression.
+    A payload is one byte that says whether it is valid, then the parameters' payloads.
+
+    A gradient that the codec refuses, because a value is not finite, is decoded as NaN. A payload that no encoder wrote
+    is decoded as NaN, too. The checks of the step then find that the gradient is not finite, as they do without
+    compression.
     """
 
     codec: Codec

@@ -20,7 +20,7 @@ Classes: TypeAlias = dict[str, list[Path]]
 
 
 def find_images(sources: Sequence[Path]) -> list[tuple[Classes, int]]:
-    """Return the images of each source, a folder or a manifest, and the number of files that are ignored there.
+    """Return the images of each source, a folder or a manifest, and the number of files that it ignores.
 
     Raises:
         UserError: a source cannot be used, or a manifest names an image that another source has, too.
@@ -91,7 +91,7 @@ def _listed(manifest: Path, number: int, path: Any) -> Path:
     """Return the file that a row of a manifest names.
 
     Raises:
-        UserError: the path leaves the manifest's folder, is no PNG or JPEG file, or there is no such file.
+        UserError: the path leads out of the manifest's folder, the file does not exist, or it is neither PNG nor JPEG.
     """
     where = f"row {number} of manifest {manifest}"
     if not isinstance(path, str) or not path.strip() or "\0" in path:
@@ -122,7 +122,7 @@ def _in_folder(folder: Path) -> tuple[Classes, int]:
     Hidden files and folders, whose names begin with a dot, are left out.
 
     Raises:
-        UserError: the folder cannot be read, has no classes, or a class has no images, or a name that cannot be shown.
+        UserError: the folder cannot be read or has no classes, or a class has no images or an unprintable name.
     """
     try:
         entries = _visible(folder)
@@ -155,7 +155,7 @@ def _in_folder(folder: Path) -> tuple[Classes, int]:
 
 
 def has_folders(folder: Path) -> bool:
-    """Return whether a folder has a folder that can be a class; the search ends at the first one.
+    """Return whether a folder contains a folder that can be a class. Stop at the first one.
 
     Raises:
         OSError: the folder cannot be read.

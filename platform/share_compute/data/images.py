@@ -1,6 +1,6 @@
 """Makes samples from images: PNG and JPEG files in folders of classes, or listed in a manifest.
 
-Images are resized and stored as bytes in one file. They become numbers when they are taken.
+Images are resized and stored as bytes in one file. `take` converts them to numbers.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def prepare_images(spec: TrainJob, folder: Path, progress: Callable[[str, float]
 def _rows_of(
     folders: Sequence[Path], spec: ImagesSpec, folder: Path, progress: Callable[[str, float], None]
 ) -> RowFile:
-    """Return the row file of all images; its facts have the number of images of each folder and class."""
+    """Return the row file of all images; its metadata holds the number of images of each folder and class."""
     found = find_images(folders)
     names = sorted(set().union(*(classes for classes, _ in found)))
     if len(names) > MOST_CLASSES:
@@ -177,7 +177,7 @@ def read_image(file: Path, spec: ImagesSpec) -> NDArray[np.uint8]:
     """Return an image, resized, as ``[channels, height, width]``.
 
     Raises:
-        UserError: the file is no image, or the image is too large or damaged.
+        UserError: the file is not an image, or the image is too large or damaged.
     """
     from PIL import Image, UnidentifiedImageError  # noqa: PLC0415 - images only
 
@@ -227,17 +227,19 @@ def _begins_as_image(file: Path) -> bool:
 
 
 def _small(image: Any, mode: str, spec: ImagesSpec) -> Any:
-    """Return an image, converted, on white if it is transparent, resized and turned as its EXIF data says."""
+    """Return an image, resized and turned as its EXIF data says; transparent parts become white."""
     from PIL import Image, ImageOps  # noqa: PLC0415 - images only
 
-    # Small images are turned, because Pillow turns by copying. Orientations from 5 on exchange height and width.
+    # Images are turned after resizing, because Pillow copies to turn. Orientations from 5 on exchange height and width.
     lies = image.getexif().get(_ORIENTATION, 1) >= 5
     size = (spec.height, spec.width) if lies else (spec.width, spec.height)
     wanted = "RGBA" if _is_transparent(image) else mode
     converted = image if image.mode == wanted else image.convert(wanted)
     if wanted != mode:
-        converted = converted.convert("RGBa")  # colours times opacity, so that invisible colours have no part
-    # With a gap, Pillow first reduces by whole factors, so that no intermediate image is larger than the first.
+        # Colours are multiplied by opacity, so that invisible colours do not count.
+        converted = converted.convert("RGBa")
+    # With ``reducing_gap``, Pillow first reduces by whole factors, so that no intermediate image is larger than the
+    # first.
     small = converted.resize(size, Image.Resampling.BILINEAR, reducing_gap=_GAP)
     if wanted != mode:
         parts = np.asarray(small, dtype=np.uint16)
@@ -248,7 +250,7 @@ def _small(image: Any, mode: str, spec: ImagesSpec) -> Any:
 
 
 def _is_transparent(image: Any) -> bool:
-    """Return whether an image has opacities, as transformers decides it."""
+    """Return whether an image has an alpha channel or transparency, by the rule of transformers."""
     return "A" in image.getbands() or image.info.get("transparency") is not None
 
 

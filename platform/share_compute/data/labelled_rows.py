@@ -101,10 +101,10 @@ def column_blocks(file: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple
     """Yield blocks of rows; a row has the values of the columns, in this order.
 
     Raises:
-        UserError: a line of a .jsonl file is no JSON object.
+        UserError: a line of a .jsonl file is not a JSON object.
         OSError: the file cannot be read.
         ValueError: the file is malformed.
-        pyarrow.ArrowException: the same.
+        pyarrow.ArrowException: the file is malformed.
     """
     match file.suffix:
         case ".parquet":
@@ -122,7 +122,7 @@ def column_blocks(file: Path, columns: Sequence[str]) -> Iterator[Iterator[tuple
 
 
 def _lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the rows of a .jsonl file with the numbers of their lines; empty lines are left out."""
+    """Yield (line number, row) of a .jsonl file; empty lines are left out."""
     with open_unlinked(file) as source, io.TextIOWrapper(source, "utf-8-sig") as text:
         for number, line in enumerate(text, start=1):
             if line.strip():
@@ -151,7 +151,7 @@ def label_of(file: Path, column: str, row: int, value: Any) -> str:
     """Return a label as text; whole numbers, true and false are labels, too.
 
     Raises:
-        UserError: the value is no label; the error names file, column and row.
+        UserError: the value is not a label; the error names file, column and row.
     """
     label = str(value).strip() if isinstance(value, str | int) else ""
     if label and len(label) <= MOST_LABEL_CHARACTERS and label.isprintable():

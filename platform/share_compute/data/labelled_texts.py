@@ -1,6 +1,6 @@
 """Makes samples from texts with labels: token ids, padded to ``sequence_length``, in one file on disk.
 
-Pairs of texts that belong together are encoded here, too.
+This module also encodes pairs of texts that belong together.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LabelledTextSamples:
 
 
 def prepare_texts(spec: TrainJob, folder: Path, progress: Callable[[str, float], None]) -> PreparedRows:
-    """Tokenize the texts of a job into one file in ``folder``, and split them.
+    """Tokenize the texts of a job into one file in ``folder``, and split the texts.
 
     A later call with the same texts and tokenizer reuses the file.
 
@@ -183,9 +183,9 @@ class _Encoder:
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return padded ids ``[texts, seq]``, and the place of each text's last token ``[texts]``.
 
-        The last token of a text with a label is its last one that is no padding, as in transformers'
-        ``AutoModelForSequenceClassification``. That of a text of a pair is the last one that the tokenizer gives, as in
-        ``lasttoken`` of sentence-transformers, which reads the attention mask.
+        The last token of a text with a label is its last token that is not padding, as in transformers'
+        ``AutoModelForSequenceClassification``. In a pair, the last token of a text is the last one in the attention
+        mask, as in ``lasttoken`` of sentence-transformers.
         """
         length = self.spec.training.sequence_length
         most = _MOST_CHARACTERS * length
@@ -217,7 +217,7 @@ class _Encoder:
 
 
 def encoded_rows(spec: TrainJob, folder: Path, progress: Callable[[str, float], None]) -> RowFile:
-    """Return the row file of all texts or pairs; its facts have the number of rows of each file, and the labels.
+    """Return the row file of all texts or pairs; its metadata holds the rows of each file and the labels.
 
     Rows are those of `LabelledTextSamples`, or of `share_compute.data.text_pairs.TextPairSamples`.
 
@@ -249,7 +249,7 @@ def encoded_rows(spec: TrainJob, folder: Path, progress: Callable[[str, float], 
     vocab_size = vocabulary_size(tokenizer)
     check_fits(vocab_size, limit)
     with writing(folder):
-        # Rows of another tokenizer must not be taken for those of this one if the process ends here.
+        # If the process ends here, rows of the old tokenizer must not be used with this one.
         (folder / f"{NAME}.json").unlink(missing_ok=True)
     save_tokenizer(tokenizer, folder)
     encoder = _Encoder(spec, tokenizer, _padding(tokenizer, source))

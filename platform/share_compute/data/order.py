@@ -22,7 +22,7 @@ def keyed_permutation(size: int, *key: int) -> NDArray[np.int64]:
     return order
 
 
-# Consecutive steps use the same pass or the next one, so few permutations are cached.
+# Successive steps use the same pass or the next pass, so only a few permutations are cached.
 _pass_order = lru_cache(maxsize=4)(keyed_permutation)
 
 
@@ -34,11 +34,11 @@ class StepOrder:
     sample is dropped. The samples of a step depend only on these fields and the number of the step.
 
     Branches of a job divide the samples: a step of all branches takes ``branches * batch_size`` consecutive samples, in
-    the order of the branches. So the samples are those of one job with the larger batch size.
+    the order of the branches. So the branches together use the samples of one job with the larger batch size.
 
     Raises:
-        ValueError: ``size``, ``batch_size`` or ``branches`` is less than 1, ``seed`` is negative, or there is no such
-            branch.
+        ValueError: ``size``, ``batch_size`` or ``branches`` is less than 1, ``seed`` is negative, or the branch does
+            not exist.
     """
 
     seed: int
@@ -100,7 +100,7 @@ def task_samples(
     only on the seed, the step and the microbatch.
 
     Args:
-        orders: order of the samples of each task, whose ``batch_size`` is that of a microbatch.
+        orders: order of each task's samples, with the size of a microbatch as ``batch_size``.
         microbatches: number of microbatches in a step, a multiple of the number of tasks.
         step: number of the step, from 1.
         microbatch: id of the microbatch in the step.
@@ -111,7 +111,7 @@ def task_samples(
 
 
 def evaluation_starts(sizes: Sequence[int], microbatch_size: int) -> list[int]:
-    """Return the id of the first microbatch of each task in an evaluation of a split, and the number of all.
+    """Return the id of each task's first microbatch in an evaluation of a split, and the total number of microbatches.
 
     Args:
         sizes: number of samples of each task in the split.

@@ -135,7 +135,7 @@ def _is_text(kind: Any) -> bool:
 
 def _written_out(batch: Any, schema: Any) -> Any:
     """Convert the columns of a batch to the types that the file declares."""
-    # Batches have their columns in the order in which they were asked for, which may differ from that of the file.
+    # Batches have columns in the order of the request, which may differ from the order in the file.
     wanted = pa.schema([schema.field(name) for name in batch.schema.names])
     columns = [
         column if column.type == field.type else column.cast(field.type)

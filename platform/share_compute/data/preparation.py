@@ -99,7 +99,7 @@ class PreparedData:
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """Names of the classes, in their order; None without classes, and for the digits, which are their numbers."""
+        """Names of the classes, in order. None without classes, and for the digits, whose numbers are their names."""
         facts = self.description or {}
         names = facts.get("classes") or facts.get("target", {}).get("categories")
         return None if names is None else tuple(names)
@@ -115,8 +115,8 @@ class PreparedData:
 def prepare(spec: TrainJob, folder: Path, progress: Progress | None = None) -> PreparedData:
     """Load the data of a job, tokenize it if it is text, write other data into one file, and split the samples.
 
-    Text is tokenized into one file in ``folder``. A later call with the same data and tokenizer reuses this file.
-    The splits of text are contiguous, in the order train, validation, test, except those with files of their own.
+    Text is tokenized into one file in ``folder``. A later call with the same data and tokenizer reuses this file. The
+    splits of text are contiguous, in the order train, validation, test, except splits with their own files.
 
     Args:
         spec: the job.
@@ -177,7 +177,7 @@ def _chunks(spec: TrainJob, folder: Path, record: TokenRecord) -> TextSamples:
     Args:
         spec: the job.
         folder: folder with the token file.
-        record: its record.
+        record: record of the token file.
 
     Raises:
         UserError: the files of a split have less text than one sample needs.

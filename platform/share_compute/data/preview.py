@@ -1,4 +1,4 @@
-"""Returns the first rows of a job's data as training would read them, for people who look at them before training."""
+"""Returns the first rows of a job's data as training would read them, for a preview before training."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_READ = 1 << 20
 def preview_of(data: DataSpec, task: Task) -> DataPreview:
     """Return the first rows of data.
 
-    Rows are those of the first file. The classes of a folder of images take turns. Random changes are left out.
+    All rows are from the first file. The classes of a folder of images take turns. Random changes are left out.
 
     Args:
         data: the data of a job.
@@ -151,7 +151,7 @@ def _plain_text(file: Path, column: str) -> DataPreview:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Yield the lines at the beginning of a .txt file that are not empty."""
+    """Yield the non-empty lines at the beginning of a .txt file."""
     from share_compute.data.table_reading import unreadable  # noqa: PLC0415 - imports pyarrow
 
     try:

@@ -76,7 +76,7 @@ def files_digest(files: Sequence[Path]) -> str:
 def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[TextPiece]:
     """Yield the text of all files in order, cut into pieces.
 
-    A .txt file is one document. Each row of a .jsonl or .parquet file is one document. Rows without text are left out.
+    A .txt file is one document, and so is each row of a .jsonl or .parquet file. Rows without text are left out.
 
     Args:
         files: files with the same suffix, checked by `check_files`.
@@ -170,7 +170,7 @@ def _load(
     import datasets  # noqa: PLC0415 - heavy
 
     try:
-        # load_dataset is not used, because it counts its uses on a server of Hugging Face.
+        # load_dataset is not used, because it reports each use to a server of Hugging Face.
         read = getattr(datasets.IterableDataset, f"from_{kind}")
         with open_unlinked(file) as opened:
             # `datasets` opens the file by name. The name under /dev/fd always means the file that is open here.
@@ -205,7 +205,7 @@ def parse_line(file: Path, number: int, line: str) -> dict[str, Any]:
         line: the line.
 
     Raises:
-        UserError: the line is no JSON object.
+        UserError: the line is not a JSON object.
     """
     hint = 'put one JSON object on each line, such as {"text": "..."}'
     try:
@@ -231,7 +231,10 @@ def _as_text(file: Path, column: str, value: Any) -> str:
 
 
 def _cut_documents(batches: Iterator[list[str]], *, whole: bool) -> Iterator[tuple[str, bool]]:
-    """Yield (piece, whether it ends its document). If ``whole``, all rows are one document; if not, each row is one."""
+    """Yield (piece, whether it ends its document).
+
+    All rows are one document if ``whole``; otherwise each row is one.
+    """
     if not whole:
         for rows in batches:
             for row in filter(None, rows):

@@ -44,7 +44,7 @@ def open_rows(folder: Path, name: str, fingerprint: str) -> RowFile | None:
 
 
 def require_space(folder: Path, size_bytes: int) -> None:
-    """Raise Unavailable unless the disk of a folder, which is created if it does not exist, has this space."""
+    """Raise Unavailable unless the disk of a folder has enough space; create the folder if it does not exist."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         free_bytes = shutil.disk_usage(folder).free
@@ -93,7 +93,7 @@ def write_files(
         name: name of the row file.
         files: the files, in order.
         blocks_of: yields the rows of a file in blocks ``[rows, ...]``.
-        progress: is called with the share of files that are written.
+        progress: called with the share of files that are written, 0 to 1.
 
     Returns:
         shape of all rows, and number of rows of each file.

@@ -79,8 +79,8 @@ class SplitSizes:
 class TextSamples:
     """Chunks of ``sequence_length + 1`` tokens of one long array of tokens.
 
-    Adjacent chunks share one token: the last target of a chunk is the first input of the next chunk. The splits are
-    in the order train, validation, test. They are contiguous, unless validation or test has files of its own.
+    Adjacent chunks share one token: the last target of a chunk is the first input of the next chunk. The splits are in
+    the order train, validation, test. They are contiguous, unless validation or test has its own files.
     """
 
     tokens: NDArray[Any]
@@ -121,7 +121,7 @@ class DigitSamples:
 
     @classmethod
     def load(cls, seed: int, validation_fraction: float, test_fraction: float) -> DigitSamples:
-        """Load the digits and split them by a permutation that depends on ``seed`` alone."""
+        """Load the digits and split them by a permutation that depends only on ``seed``."""
         from sklearn.datasets import load_digits  # noqa: PLC0415 - a second of import that text jobs never need
 
         pixels, labels = load_digits(return_X_y=True)

@@ -1,4 +1,4 @@
-"""Data of jobs with several tasks: each task has data of its own, and all samples have one shape."""
+"""Data of jobs with several tasks: each task has its own data, and all samples have one shape."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from share_compute.specification import TrainJob
 def prepared_tasks(
     spec: TrainJob, folder: Path, progress: Progress | None = None
 ) -> tuple[PreparedData, ...]:
-    """Return the data of each task of a job, in their order; see `prepare`.
+    """Return the data of each task of a job, in the order of the tasks; see `prepare`.
 
     Args:
         spec: the job.
-        folder: folder for the prepared files; tasks after the first have folders in it.
+        folder: folder for the prepared files; tasks after the first have subfolders.
         progress: callback that takes the current activity and the share of it that is done, 0 to 1.
 
     Raises:
@@ -73,14 +73,14 @@ def notes_of(spec: TrainJob, prepared: Sequence[PreparedData]) -> tuple[str, ...
 
 
 def digest_of(prepared: Sequence[PreparedData]) -> str | None:
-    """Return `PreparedData.digest`; of several tasks, one digest of theirs."""
+    """Return `PreparedData.digest`; with several tasks, a digest of all their digests."""
     if len(prepared) == 1:
         return prepared[0].digest
     return hashlib.sha256(json.dumps([own.digest for own in prepared]).encode()).hexdigest()
 
 
 def described_tasks(heads: Sequence[TaskHead], prepared: Sequence[PreparedData]) -> list[dict[str, Any]]:
-    """Return the tasks of a result, with their heads and the encoding of their samples, as JSON."""
+    """Return the tasks of a result as JSON, with the head and the encoding of the samples of each."""
     return [
         {
             "name": head.name,

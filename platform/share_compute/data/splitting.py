@@ -59,7 +59,9 @@ def rows_at(rows: Rows, split: Split, indices: Sequence[int] | Rows) -> Rows:
 
 
 def split_rows(spec: TrainJob, counts: Sequence[int]) -> dict[Split, Rows]:
-    """Return the rows of each split. Splits with files of their own are whole files; the others are drawn.
+    """Return the rows of each split.
+
+    A split with its own files has all rows of these files; the rows of other splits are drawn at random.
 
     Args:
         spec: the job.
@@ -110,7 +112,7 @@ def file_of(spec: TrainJob, counts: Sequence[int], row: int) -> Path:
 def with_classes(
     spec: TrainJob, objective: Objective, counts: NDArray[np.int64], names: Sequence[str], source: str
 ) -> Objective:
-    """Return an objective with the number of classes, and with the weights of the classes that the job wants.
+    """Return an objective with the number of classes, and with the class weights that the job specifies.
 
     Args:
         spec: the job.
@@ -120,7 +122,7 @@ def with_classes(
         source: source of the classes, for errors.
 
     Raises:
-        UserError: there is only one class, or the job has another number of weights.
+        UserError: there is only one class, or the number of weights is not the number of classes.
     """
     wanted, classes = spec.training.loss.class_weights, len(counts)
     if classes < 2:
@@ -165,8 +167,8 @@ def unknown_class(name: str, split: Split, source: str) -> UserError:
 
     Args:
         name: name of the class.
-        split: split that has it.
-        source: column and file that have it, for the message.
+        split: split with the class.
+        source: column and file with the class, for the message.
     """
     return UserError(
         f"class {clipped(name)!r} is in the {split} split, but not in the training split: {source}",

@@ -1,4 +1,4 @@
-"""Reads tables (.csv, .parquet) in blocks of rows, as numbers: categories are coded by their first appearance."""
+"""Reads tables (.csv, .parquet) in blocks of rows, as numbers; codes of categories follow their first appearance."""
 
 from __future__ import annotations
 
@@ -217,8 +217,7 @@ class TableReader:
         """Yield the rows of a file in blocks ``[rows, columns]``: numbers, codes of categories, and NaN for no value.
 
         Raises:
-            UserError: the file cannot be read, a value is not what its column holds, or a value is missing that must
-                not be.
+            UserError: the file cannot be read, a value does not fit its column, or a required value is missing.
         """
         before = 0
         try:
@@ -268,7 +267,7 @@ class TableReader:
             return self._codes(file, name, cells.cast(pa.string()), before)
         if is_text:
             cells = self._parsed(file, name, cells, before)
-        # Bits have no cast to float64 in pyarrow.
+        # pyarrow cannot cast booleans to float64.
         small = cells.cast(pa.uint8()) if pa.types.is_boolean(cells.type) else cells
         numbers: NDArray[np.float64] = small.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         wrong = np.flatnonzero(np.abs(numbers) > MOST_NUMBER)

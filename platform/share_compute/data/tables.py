@@ -1,4 +1,4 @@
-"""Makes samples from tables: rows of numbers on disk, which are encoded when they are taken.
+"""Makes samples from tables: rows of numbers on disk, which `take` encodes.
 
 Means, deviations, categories and classes are learned from the training split only.
 """
@@ -51,8 +51,8 @@ class Column:
     Args:
         name: name of the column.
         categories: categories in the training split, sorted, or the classes of the target; None for numbers.
-        mean: value of a number that is encoded as 0.
-        scale: difference of numbers that is encoded as 1.
+        mean: number that is encoded as 0.
+        scale: difference between two numbers that becomes 1 when encoded.
         fill: value that replaces a missing number: the mean in the training split.
     """
 
@@ -109,7 +109,7 @@ class TableSamples:
 
 
 def prepare_table(spec: TrainJob, folder: Path, progress: Callable[[str, float], None]) -> PreparedRows:
-    """Read the tables of a job into one file in ``folder``, split them, and learn their encoding.
+    """Read the tables of a job into one file in ``folder``, split the rows, and learn their encoding.
 
     A later call with the same tables reuses the file.
 
@@ -172,7 +172,7 @@ def _rows_of(
     *,
     has_classes: bool,
 ) -> RowFile:
-    """Return the row file of some tables; its facts have the number of usable rows of each table."""
+    """Return the row file of some tables; its metadata holds the number of usable rows of each table."""
     from share_compute.data.table_reading import TableReader, columns_of, count_rows  # noqa: PLC0415 - imports pyarrow
 
     features = columns_of(files, table)
@@ -213,7 +213,7 @@ class _Learned:
     def of(cls, numbers: NDArray[Any], training: Rows, facts: Mapping[str, Any]) -> _Learned:
         names = {name: place for place, name in enumerate((*facts["features"], facts["target"]))}
         categories: Mapping[str, list[str]] = facts["categories"]
-        # In the order of the file, which is read faster; sums do not depend on the seed then, either.
+        # Rows are read in the order of the file: this is faster, and the sums then do not depend on the seed.
         ordered = np.sort(training)
         present = {name: np.zeros(len(codes), np.bool_) for name, codes in categories.items()}
 
@@ -242,7 +242,7 @@ class _Learned:
         for chunk in chunks():
             squares += np.nansum((chunk - means) ** 2, axis=0)
         deviations = np.sqrt(squares / count)
-        # The mean of equal numbers is rounded, and so is their deviation: it is not 0, but must not become a scale.
+        # The mean of equal numbers is rounded, so their deviation may be tiny instead of 0. It must not become a scale.
         rounding = 10 * np.finfo(np.float64).eps * np.abs(means) * np.sqrt(count)
         deviations[(least == most) | (deviations <= rounding)] = 1.0
         return cls(names, categories, means, deviations, present)

@@ -39,7 +39,7 @@ class TextPairSamples:
 
 
 def prepare_pairs(spec: TrainJob, folder: Path, progress: Callable[[str, float], None]) -> PreparedRows:
-    """Tokenize the pairs of texts of a job into one file in ``folder``, and split them.
+    """Tokenize a job's pairs of texts into one file in ``folder``, and split the pairs.
 
     A later call with the same texts and tokenizer reuses the file.
 

@@ -74,14 +74,14 @@ def has_chat_template(folder: Path) -> bool:
 def find_source(spec: TrainJob) -> TokenizerSource:
     """Return the source of a job's tokenizer.
 
-    It is the first of these that applies:
+    The first of these that applies is returned:
 
     - the folder that the job names;
     - a tokenizer trained to the size that the job names;
     - the model's own tokenizer;
     - a tokenizer trained to the size of the model's vocabulary, or to `DEFAULT_VOCAB_SIZE`.
 
-    The model's vocabulary of declared layers is that of the first embedding.
+    For declared layers, the vocabulary is that of the first embedding.
 
     Raises:
         UserError: the named folder has no tokenizer, the model's configuration cannot be used, or the size is
@@ -125,7 +125,7 @@ def expected_vocab_size(spec: TrainJob) -> int | None:
 
 
 def check_fits(vocab_size: int, limit: int | None) -> None:
-    """Raise UserError if a tokenizer has more than ``limit`` tokens, the model's vocabulary size; None is no limit."""
+    """Raise UserError if a tokenizer has more than ``limit`` tokens, the model's vocabulary size; None: no limit."""
     if limit is not None and vocab_size > limit:
         raise UserError(
             f"the tokenizer has {vocab_size} tokens, but the model's vocab_size is {limit}",
@@ -162,7 +162,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, *, pads: bool = False
     Args:
         texts: texts to learn from.
         vocab_size: wanted number of tokens.
-        pads: whether it has tokens for padding and masking, too, and separates pairs of texts by the end-of-text token.
+        pads: whether to add tokens for padding and masking, and to separate pairs of texts by the end-of-text token.
     """
     from tokenizers import (  # noqa: PLC0415 - heavy
         Tokenizer,

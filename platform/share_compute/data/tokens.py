@@ -76,7 +76,7 @@ def write_tokens(
         pieces: pieces of text in order; iterated once.
         tokenizer: tokenizer of ``transformers``; without an eos token nothing separates documents.
         dtype: dtype that `token_dtype` chose.
-        files: number of the files that the pieces are from.
+        files: number of files from which the pieces come.
 
     Returns:
         The number of tokens of each file, and the number of documents.

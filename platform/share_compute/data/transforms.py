@@ -1,7 +1,7 @@
 """Changes samples at random: crop, flip and noise of images, and masked tokens of text.
 
-The change of a sample depends only on the seed, the step and the sample. So it is the same on every plan, and after a
-failure, bit for bit: all random numbers are whole numbers of Philox, whose values NumPy never changes.
+The change of a sample depends only on the seed, the step and the sample. So it is the same on every plan and after a
+failure, bit for bit. All random numbers are raw integers of Philox, whose values NumPy never changes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Transforms:
 
         Args:
             inputs: inputs as the data has them, ``[n, ...]``.
-            split: split of the samples; other than training, it is changed only by the crop in the middle.
+            split: split of the samples; splits other than training only get the crop in the middle.
             step: number of the step; unused for other splits.
             indices: places of the samples in the split, ``[n]``.
         """
@@ -80,13 +80,13 @@ class Transforms:
 
     def _middle(self, images: Array, crop: CropSpec) -> Array:
         """Return the middle part of images ``[n, channels, height, width]``."""
-        # The two backends of transformers differ by a pixel if an odd number of rows or columns is added. This is as
-        # its backend without torchvision.
+        # The two backends of transformers differ by a pixel if an odd number of rows or columns is added. This code
+        # matches its backend without torchvision.
         top, left = (images.shape[-2] - crop.height) // 2, (images.shape[-1] - crop.width) // 2
         return self._part(images, crop, top, left)
 
     def _part(self, images: Array, crop: CropSpec, top: int, left: int) -> Array:
-        """Return a part of images, ``[..., channels, height, width]``; what is outside of them is black.
+        """Return a part of images, ``[..., channels, height, width]``; pixels outside of the images are black.
 
         Args:
             images: one image or several.
@@ -148,6 +148,6 @@ def _noise(bits: Any, count: int) -> NDArray[np.float32]:
     """Return nearly normal numbers, ``[count]``: sums of whole numbers, so that every machine has the same bits."""
     words: NDArray[np.uint64] = bits.random_raw(count * _WORDS_OF_A_NUMBER)
     sums = words.view(np.uint16).reshape(count, _NUMBERS_OF_16_BITS).sum(axis=1, dtype=np.int64)
-    # The difference from the mean is exact, and so is its division by a power of two.
+    # The subtraction of the mean is exact, and so is the division by a power of two.
     centred = 2 * sums - _NUMBERS_OF_16_BITS * 0xFFFF
     return np.asarray(centred / 2.0**17, dtype=np.float32)

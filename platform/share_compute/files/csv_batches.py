@@ -1,8 +1,8 @@
 """Reads .csv files in batches, of which few are in memory at a time.
 
-The reader of pyarrow reads up to 32 blocks ahead, in a thread of its own: 128 MiB in blocks of 4 MiB. It has no option
-for fewer, so its reads wait here. A waiting read holds one of the few threads of pyarrow that read files. Therefore few
-readers wait at a time; others read ahead as pyarrow does.
+The reader of pyarrow reads up to 32 blocks ahead, in its own thread: 128 MiB in blocks of 4 MiB. It has no option for
+fewer, so this module makes its reads wait. A waiting read holds one of the few threads of pyarrow that read files.
+Therefore few readers wait at a time; others read ahead as pyarrow does.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _waiting = _Waiting()
 
 
 class _LimitedReads:
-    """A file whose reads wait for the batches of earlier reads.
+    """A file whose reads wait until the batches of earlier reads are taken.
 
     Args:
         source: the opened file.
@@ -74,7 +74,7 @@ class _LimitedReads:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes once they are permitted; nothing if no batch is wanted any more."""
+        """Return the next bytes once the read is permitted; return nothing if no more batches are wanted."""
         with self._changed:
             self._thread = threading.get_ident()
             if self._permits < 1 and not self._is_over and _waiting.begin():
@@ -118,7 +118,10 @@ class _LimitedReads:
             self._changed.notify_all()
 
     def wait_for_end(self) -> None:
-        """Wait until pyarrow has seen the end, and its thread has left Python; for a short time if it does not read."""
+        """Wait until pyarrow has seen the end and its thread has left Python.
+
+        If it does not read, wait a short time only.
+        """
         began_s = time.monotonic()
         while (waited_s := time.monotonic() - began_s) < _EXIT_S:
             is_in_python = self._thread in sys._current_frames()  # noqa: SLF001 - a documented function

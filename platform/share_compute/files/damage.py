@@ -1,6 +1,6 @@
-"""Says why a data file cannot be read: errors of the libraries that read files are translated here.
+"""Translates errors of the libraries that read data files into reasons for users.
 
-Sentences of libraries name functions and options that users of share-compute do not have.
+The libraries' own messages name functions and options that users of share-compute do not have.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def unreadable(file: Path, failure: Exception, hint: str) -> UserError:
     """Return the error for a data file that cannot be read.
 
     Args:
-        file: the file; its suffix names the form that it should have.
+        file: the file; its suffix names the expected format.
         failure: the error of a library, or of the operating system.
-        hint: what to do about a damaged file; if memory was lacking, the error has another hint.
+        hint: action for a damaged file; the error has another hint if memory was lacking.
     """
     return UserError(
         f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}",
@@ -70,10 +70,10 @@ def unreadable(file: Path, failure: Exception, hint: str) -> UserError:
 
 
 def damage_of(file: Path, failure: Exception) -> str:
-    """Return the reason for which a data file cannot be read, as a clause that follows a colon.
+    """Return the reason why a data file cannot be read, as a clause that follows a colon.
 
     Args:
-        file: the file; its suffix names the form that it should have.
+        file: the file; its suffix names the expected format.
         failure: the error of a library, or of the operating system.
     """
     match failure:

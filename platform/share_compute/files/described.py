@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema
 
 
 class DescribedModel(BaseModel):
-    """Pydantic model whose fields are described by the docstrings below them, unless they have a description."""
+    """Pydantic model whose fields are described by the docstrings below them, unless the fields have descriptions."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -33,12 +33,12 @@ class DescribedModel(BaseModel):
 
 
 def describe(schema: dict[str, Any], kind: type, aliases: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Add the docstrings below the attributes of a class and its bases to the properties without a description.
+    """Add docstrings of the attributes of a class and its bases to properties that have no description.
 
     Args:
         schema: JSON schema of the class.
         kind: a dataclass, or a model of pydantic.
-        aliases: names of properties that differ from the attribute's name, by the latter.
+        aliases: property names by attribute name, where they differ.
     """
     docstrings: dict[str, str] = {}
     for part in reversed(kind.__mro__):
@@ -54,7 +54,7 @@ def describe(schema: dict[str, Any], kind: type, aliases: Mapping[str, str] = Ma
 def _docstrings_in(module: str) -> dict[str, dict[str, str]]:
     """Return the docstrings of the attributes of all classes in a module, by qualified name of the class.
 
-    The docstring of an attribute without one is empty: it does not have that of a base class.
+    An attribute without a docstring gets an empty one; it does not inherit that of a base class.
     """
     found: dict[str, dict[str, str]] = {}
 
@@ -69,7 +69,7 @@ def _docstrings_in(module: str) -> dict[str, dict[str, str]]:
 
     try:
         source = inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):  # code of the interpreter, or without a file
+    except (KeyError, OSError, TypeError):  # code of the interpreter, or code without a file
         return {}
     visit(ast.parse(source).body, "")
     return found

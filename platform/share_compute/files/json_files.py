@@ -1,4 +1,4 @@
-"""JSON files of models, which untrusted people write: nothing above a maximum size is read."""
+"""Reads JSON files of models, which are untrusted, with a limit on their size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read_json_file(
         file: the file.
         kind: type that the content must have.
         most_bytes: maximum size of the file.
-        shown: name of the file for errors; by default its own.
+        shown: name of the file for errors; by default its path's name.
 
     Raises:
         UserError: the file cannot be read, is too large, is not valid JSON, or has another type of content.

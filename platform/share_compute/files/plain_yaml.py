@@ -196,7 +196,7 @@ def json_problem(failure: json.JSONDecodeError) -> str:
 
 
 def json_words(message: str) -> str:
-    """Return a message of Python's json about text that is not JSON in the words of the project."""
+    """Return the project's message for an error of Python's json."""
     return _JSON_PROBLEMS.get(message, message)
 
 

@@ -1,4 +1,4 @@
-"""Words of the project for problems that pydantic finds, with the nearest valid value or field."""
+"""The project's messages for problems that pydantic finds, with the nearest valid value or field."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ _KINDS = {
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a value from YAML or JSON in words, such as ``a list``."""
+    """Return the name of the type of a value from YAML or JSON, such as ``a list``."""
     return _KINDS.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)
 
 
 def problem_text(error: Mapping[str, Any]) -> str:
-    """Return the problem of one of pydantic's errors in the words of the project, without the field's name.
+    """Return the project's message for one of pydantic's errors, without the field's name.
 
     The text suggests the nearest value for an unknown choice, and the full path of the nearest key for an unknown key.
     """

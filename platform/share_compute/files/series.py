@@ -68,7 +68,7 @@ def _json(rows: Iterable[Row], columns: Mapping[str, type]) -> Iterator[bytes]:
 
 
 class _Sink(io.RawIOBase):
-    """A file that keeps what was written since `drain` was last called."""
+    """A file that keeps the bytes written since the last call of `drain`."""
 
     def __init__(self) -> None:
         super().__init__()

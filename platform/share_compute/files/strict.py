@@ -84,7 +84,7 @@ def _is_unknown_key(error: Any) -> bool:
 
 
 def custom_error(error: Any) -> PydanticCustomError:
-    """Return an error of pydantic with the same type and message; the place of the nearest key is kept, too."""
+    """Return an error of pydantic with the same type, message and path of the nearest key."""
     below = (error.get("ctx") or {}).get(BELOW)
     return PydanticCustomError(error["type"], error["msg"], {BELOW: below} if below else None)
 
@@ -100,7 +100,8 @@ def _explain(error: Any, model: type[BaseModel]) -> PydanticCustomError:
 def place_below(key: str, model: type[BaseModel]) -> str | None:
     """Return the path, with dots, of the key of this name in the parts of a model; None if there are none or several.
 
-    If several keys have this name, the result is the only one with the shortest path. Lists of parts are not searched.
+    If several keys have this name, return the one with the shortest path, unless others have the same length. Lists of
+    parts are not searched.
     """
     level, seen = [("", model)], {model}
     while level:
@@ -120,7 +121,7 @@ def place_below(key: str, model: type[BaseModel]) -> str | None:
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models in the type of a field, also those in a union or with ``Annotated``."""
+    """Return the models in the type of a field, including types in a union or in ``Annotated``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) is Annotated:

@@ -48,9 +48,9 @@ class Decision:
 
 
 class _Lasting:
-    """Tracker of the number of replicas needed for as long as scaling in one direction has been necessary.
+    """Tracks the numbers of replicas needed since scaling in one direction became necessary.
 
-    For scaling up it keeps the minimum of these numbers, for scaling down the maximum.
+    It keeps their minimum for scaling up, and their maximum for scaling down.
     """
 
     def __init__(self, mildest: Callable[[int, int], int]) -> None:

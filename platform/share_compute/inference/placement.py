@@ -109,8 +109,8 @@ class Placement:
 def window_of(spec: ServeJob, model_window_tokens: int | None) -> int:
     """Return the maximum length of a deployment's sequences in tokens, prompt and answer together.
 
-    This is the smaller of ``max_seq`` and the model's window. If only one of them is known, it is that one; if neither
-    is known, it is ``prompt_tokens`` + ``new_tokens``.
+    This is the smaller of ``max_seq`` and the model's window. If only one is known, return it; if neither is known,
+    return ``prompt_tokens`` + ``new_tokens``.
     """
     known = [window for window in (spec.max_seq, model_window_tokens) if window is not None]
     return min(known, default=spec.prompt_tokens + spec.new_tokens)

@@ -201,7 +201,7 @@ class Validated(StrictModel):
 
     @classmethod
     def of(cls, split: Literal["validation", "test"], step: int, figures: Mapping[str, float]) -> Validated:
-        """Return the report of a split's metrics; the loss is called ``validation_loss`` among them."""
+        """Return the report of a split's metrics; it includes the loss as ``validation_loss``."""
         named = {
             name.replace("validation_loss", "loss"): value for name, value in figures.items() if "." in name
         }
@@ -409,7 +409,7 @@ class RoundMerged(StrictModel):
 
     @property
     def compression_ratio(self) -> float | None:
-        """Bytes of the merged contributions and their updates in float32, divided by their bytes; None without any."""
+        """Float32 bytes of merged contributions and updates, divided by their actual bytes; None without any."""
         merged = len(self.branches)
         moved = sum(branch.sent_bytes for branch in self.branches) + merged * self.update_bytes
         return 2 * merged * self.weight_bytes / moved if moved else None
@@ -425,7 +425,7 @@ class LinkBytes(StrictModel):
 class TrafficMeasured(StrictModel):
     """Report of the tensors that members exchanged with each other and with the server since the last such report.
 
-    Members count what leaves and reaches their process. Samples and control messages are not counted.
+    Members count the tensors that their process sends and receives. Samples and control messages are not counted.
     """
 
     type: Literal["traffic"] = "traffic"

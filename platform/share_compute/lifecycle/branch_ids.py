@@ -1,4 +1,4 @@
-"""Ids under which the members of branches and replicas run, and the processes with ranges of weights."""
+"""Ids of the members of branches and replicas, and of the processes with ranges of weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def branch_id(job_id: str, number: int) -> str:
 
 
 def ranges_id(job_id: str) -> str:
-    """Return the id under which the processes run that merge ranges of a job's weights, ``JOB/ranges``."""
+    """Return the id of the processes that merge ranges of a job's weights, ``JOB/ranges``."""
     return f"{job_id}/ranges"
 
 

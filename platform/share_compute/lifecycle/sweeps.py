@@ -1,8 +1,8 @@
 """Decisions of a sweep: which trials start, continue and stop.
 
 Early stopping is the asynchronous successive halving of Li et al., "A System for Massively Parallel Hyperparameter
-Tuning" (MLSys 2020). As in Ray Tune, trials are not paused and promoted: a trial that is not among the best at a rung
-stops there.
+Tuning" (MLSys 2020). As in Ray Tune, trials are never paused to be promoted later. A trial that is not among the best
+at a rung stops.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def is_kept(value: float, others: Iterable[float], factor: int, *, is_rising: bo
 def decide(
     sweep: SweepJob, trials: Sequence[Trial], *, last_started: int, seconds: float, is_cancelled: bool
 ) -> list[SweepEffect]:
-    """Return what is to be done now for a running sweep.
+    """Return the decisions to carry out now for a running sweep.
 
     Args:
         sweep: specification of the sweep.
@@ -148,7 +148,7 @@ def decide(
 
 
 def _judgements(sweep: SweepJob, trials: Sequence[Trial]) -> list[JudgeTrial]:
-    """Return the comparisons that can be made now: rungs in ascending order, at each rung trials by their numbers."""
+    """Return the comparisons that can be made now, ordered by rung and then by number of the trial."""
     found: list[JudgeTrial] = []
     over = {one.job_id for one in trials if one.has_lost or (one.is_stopped and not one.is_interrupted)}
     factor = 1 if sweep.early_stopping is None else sweep.early_stopping.factor

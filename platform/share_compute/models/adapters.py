@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA) of ``peft`` inside the shards of a model.
 
-Stored names are those of the plain model; adapters add ``<matrix>.lora_A.weight`` and ``<matrix>.lora_B.weight``.
-The head of a classifier, and the pooler before it, are trained whole: ``peft`` calls them modules to save.
+Stored names are those of the plain model; adapters add ``<matrix>.lora_A.weight`` and ``<matrix>.lora_B.weight``. The
+head of a classifier, and the pooler before it, are trained whole: ``peft`` calls these ``modules_to_save``.
 """
 
 from __future__ import annotations

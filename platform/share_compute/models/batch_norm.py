@@ -1,7 +1,7 @@
 """Batch norm whose results do not depend on the plan; see docs/decisions/0025-statistics-are-carried-like-gradients.md.
 
-Running statistics are parameters. The backward pass of a microbatch gives each the gradient ``running - observed``. So
-the statistics that microbatches observed are summed in the fixed order of gradients, and reach backups with them.
+Running statistics are parameters. The backward pass of a microbatch gives each statistic the gradient ``running -
+observed``. So observed statistics are summed in the fixed order of gradients, and reach backups with the gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class BatchNorm(nn.Module):
     """Batch norm over the samples of a microbatch, and over all positions of a channel.
 
     Ioffe and Szegedy, Batch Normalization, https://arxiv.org/abs/1502.03167. Parameters have the names that torch uses.
-    If the running statistics are frozen, they normalize in training, too.
+    Frozen running statistics are also used for normalization in training.
 
     Args:
         num_features: number of channels.
@@ -132,7 +132,7 @@ def running_statistics(module: nn.Module) -> dict[str, float]:
 def update_statistic(
     name: str, running: Tensor, gradient: Tensor, momentum: float, microbatches: int
 ) -> None:
-    """Move a running statistic towards the mean of what a step's microbatches observed.
+    """Move a running statistic towards the mean of the statistics of a step's microbatches.
 
     Differences are rounded, so their mean can exceed a variance near 0. Variances stay at least 0.
 
@@ -143,7 +143,8 @@ def update_statistic(
         momentum: weight of the step.
         microbatches: number of microbatches in the step.
     """
-    # Two operations, each of which rounds alike at every place of a tensor. A fused one may not, at its last elements.
+    # Two operations, each of which rounds alike at every place of a tensor. A fused operation may round the last
+    # elements differently.
     running.sub_(gradient * (momentum / microbatches))
     if name.rpartition(".")[2] == _VARIANCE:
         running.clamp_(min=0)

@@ -77,7 +77,7 @@ class Chain(nn.ModuleDict):
         Args:
             index: index of the module in the whole model.
             module: the module.
-            field: path of its field in the job file.
+            field: path of the module's field in the job file.
         """
         self._labels[str(index)], self._fields[str(index)] = str(index), field
         self.add_module(str(index), module)
@@ -162,7 +162,7 @@ class Residual(Sequential):
 
 
 class Heads(nn.Module):
-    """The last layer of a model with several tasks: one head for each, of which a microbatch passes one.
+    """The last layer of a model with several tasks: one head for each task. A microbatch passes one head.
 
     The tensors of a head are named after its task: ``layers.4.head_digit.0.weight`` if 4 layers come before.
 

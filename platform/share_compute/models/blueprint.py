@@ -84,7 +84,7 @@ class Blueprint(StrictModel):
 
     @property
     def has_heads(self) -> bool:
-        """Whether the model has the heads of several tasks; of declared layers, they are the last layer."""
+        """Whether the model has the heads of several tasks. In declared layers, the heads are the last layer."""
         return len(self.heads) > 1
 
     @property
@@ -125,8 +125,8 @@ def blueprint_of(
 
     Raises:
         UserError: the model's configuration cannot be read or has an invalid ``vocab_size``, or its context window is
-            shorter than ``training.sequence_length``; or a declared embedding has another padding token than the data;
-            or the configuration asks for the auxiliary loss of routers.
+            shorter than ``training.sequence_length``; a declared embedding has another padding token than the data; or
+            the configuration requests the auxiliary loss of routers.
     """
     model, training = spec.model, spec.training
     heads = _heads(spec, objectives)
@@ -244,7 +244,7 @@ def _with_padding(layers: tuple[LayerSpec, ...], objective: Objective | None) ->
 
 
 def _expected_shape(spec: TrainJob) -> tuple[int, ...]:
-    """Return the shape of a sample before the data is read: of a table, the inputs of the first linear layer."""
+    """Return the shape of a sample before the data is read; for a table, that of the first linear layer's inputs."""
     if spec.data.text_columns:
         length = spec.training.sequence_length
         return (length,) if spec.data.pairs is None else (2, length)

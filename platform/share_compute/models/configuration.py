@@ -35,7 +35,7 @@ def declared_config(model: ModelSpec) -> dict[str, Any]:
     """Return a model's configuration; an empty dict for a list of layers, which has no configuration.
 
     Raises:
-        UserError: the model's folder or its config.json cannot be read, or the model is on the Hub and not fetched.
+        UserError: the model's folder or its config.json cannot be read, or the model is on the Hub and was not fetched.
     """
     if model.path is None:
         if model.hub is not None and model.config is None:
@@ -54,9 +54,9 @@ def declared_config(model: ModelSpec) -> dict[str, Any]:
 
 
 def require_no_auxiliary_loss(config: Mapping[str, Any]) -> None:
-    """Raise UserError if a configuration of a mixture of experts asks for the auxiliary loss of its routers.
+    """Raise UserError if a configuration of a mixture of experts requests the auxiliary loss of its routers.
 
-    transformers computes it from the routers of all layers together, which no stage of a cut model has.
+    transformers computes this loss from the routers of all layers together. No stage of a cut model has all of them.
     """
     text = config.get("text_config")
     if config.get("output_router_logits") or (isinstance(text, dict) and text.get("output_router_logits")):

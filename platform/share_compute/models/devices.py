@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the probe starts faster without the models of job files
 
 
 class DeviceOperations(ABC):
-    """Operations of one kind of device, on the device of this kind that torch has chosen in this process."""
+    """Operations of one kind of device; they act on the device of this kind that this process chose in torch."""
 
     kind: ClassVar[DeviceKind]
     lower_precision: ClassVar[Precision] = "float16"
@@ -52,19 +52,19 @@ class DeviceOperations(ABC):
         """Return the number of devices that this process can use."""
 
     def choose(self, index: int) -> None:
-        """Make the device with this index the chosen one of the calling thread, if the kind has several."""
+        """Choose a device by its index for the calling thread; do nothing if the kind has only one device."""
 
     @abstractmethod
     def name(self) -> str:
         """Return the name that the vendor gives the device."""
 
     def uuid(self, index: int | None = None) -> str:  # noqa: ARG002 - most kinds have none
-        """Return the UUID of a device, by its index or of the chosen one; empty for kinds without UUIDs."""
+        """Return the UUID of a device, by index or of the chosen device; empty for kinds without UUIDs."""
         return ""
 
     @abstractmethod
     def total_bytes(self) -> int | None:
-        """Return the memory of the device; None if it has the machine's main memory and no limit of its own."""
+        """Return the memory of the device; None if it uses the machine's main memory without a separate limit."""
 
     @abstractmethod
     def peak_bytes(self) -> int | None:
@@ -76,9 +76,9 @@ class DeviceOperations(ABC):
     def compute_deterministically(self) -> None:
         """Make this process get the same bits in every run of an operation.
 
-        Without this, for example, the backward pass of attention adds in an order that varies on a GPU. Operations
-        that have no deterministic algorithm raise a RuntimeError from now on. A warning instead of the error is no
-        choice: torch's kernels of attention then stay nondeterministic.
+        Without this, for example, the backward pass of attention adds in an order that varies on a GPU. Operations that
+        have no deterministic algorithm raise a RuntimeError from now on. torch's option to warn instead is not used,
+        because its attention kernels would then stay nondeterministic.
         """
 
     def computes_in(self, precision: Precision) -> bool:
@@ -99,7 +99,7 @@ class DeviceOperations(ABC):
 
 
 class CpuOperations(DeviceOperations):
-    """Operations of a CPU, which needs no settings and never runs behind."""
+    """Operations of a CPU, which needs no settings and executes synchronously."""
 
     kind = "cpu"
     lower_precision = "float32"
@@ -144,7 +144,7 @@ class CpuOperations(DeviceOperations):
 class _GpuOperations(DeviceOperations):
     def compute_deterministically(self) -> None:
         torch.use_deterministic_algorithms(mode=True)
-        # Filling new tensors would take time, and all of them are written before they are read.
+        # Filling new tensors would take time, and all new tensors are written before they are read.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
@@ -195,7 +195,7 @@ class CudaOperations(_GpuOperations):
         super().compute_deterministically()
 
     def computes_in(self, precision: Precision) -> bool:
-        """Return whether the card can; bfloat16 needs compute capability 8.0."""
+        """Return whether the GPU supports ``precision``; bfloat16 needs compute capability 8.0."""
         able = super().computes_in(precision)
         return able and (precision != "bfloat16" or torch.cuda.get_device_capability(self.device) >= (8, 0))
 
@@ -226,11 +226,11 @@ class MpsOperations(_GpuOperations):
         return int(torch.backends.mps.is_available())
 
     def name(self) -> str:
-        """Return a name; Metal has no other in torch."""
+        """Return a fixed name, because torch has no function for the name of a Metal device."""
         return f"{self.facts.label} ({platform.machine()})"
 
     def total_bytes(self) -> int:
-        """Return the part of main memory that Metal recommends as the largest for the GPU."""
+        """Return the recommended maximum of main memory for the GPU, as reported by Metal."""
         return int(torch.mps.recommended_max_memory())
 
     def peak_bytes(self) -> int:
@@ -238,7 +238,7 @@ class MpsOperations(_GpuOperations):
         return int(torch.mps.driver_allocated_memory())
 
     def computes_in(self, precision: Precision) -> bool:
-        """Return whether autocast can; bfloat16 needs macOS 14."""
+        """Return whether autocast supports ``precision``; bfloat16 needs macOS 14."""
         able = super().computes_in(precision)
         return able and (precision != "bfloat16" or torch.backends.mps.is_macos_or_newer(14, 0))
 

@@ -1,7 +1,7 @@
 """Hugging Face models that classify images, and can be cut between their layers.
 
 In transformers, these models declare no pipeline plan. So this module lists the architectures whose base models have
-the modules ``embeddings``, ``layers`` and ``layernorm``, in this order, with hidden states alone between them.
+the modules ``embeddings``, ``layers`` and ``layernorm``, in this order, which exchange only hidden states.
 
 This module does not import torch.
 """
@@ -23,7 +23,7 @@ _BILINEAR = 2
 
 
 def require_image_model(config: Mapping[str, Any]) -> None:
-    """Raise UserError if a configuration describes no model for images that can be trained."""
+    """Raise UserError if a configuration describes no image model that can be trained."""
     if config.get("model_type") not in IMAGE_MODELS:
         raise UserError(
             f"architecture {config.get('model_type')!r} is no classifier of images that can be cut into stages",
@@ -32,7 +32,7 @@ def require_image_model(config: Mapping[str, Any]) -> None:
 
 
 def with_image_size(config: Mapping[str, Any], shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return a configuration with the size and the channels of the samples, unless it has others.
+    """Return a configuration with the size and channels of the samples, unless the configuration sets others.
 
     Args:
         config: configuration of a model that starts from random weights.
@@ -102,7 +102,7 @@ def _by_channel(values: Sequence[float], channels: int) -> list[float]:
 
 
 def _sides(config: Mapping[str, Any], name: str) -> list[int]:
-    """Return height and width of a size in a configuration, which has one number for both, or both."""
+    """Return height and width from a configuration's size, which is one number for both or a pair."""
     size = config[name]
     sides = [size] * _SIDES if isinstance(size, int) else list(size)
     if len(sides) != _SIDES:

@@ -86,7 +86,7 @@ class LayeredStage(Stage):
         self.module: _Layers = module.to_empty(device=device)
         self.tied = {}
         for name, layer in module.layers.items():
-            # Each head by itself: by the time of a recomputation, another task may be the present one.
+            # Each head is wrapped separately, because another task may be current at the time of a recomputation.
             for part in layer.chains if isinstance(layer, Heads) else [layer]:
                 run_by_cell(
                     part,
@@ -172,8 +172,8 @@ def profile_modules(
         blueprint: blueprint of the model.
 
     Returns:
-        The profile of each module, that of the loss, and whether they were counted. If a module does not fit its
-        input, all are estimated from their parameters.
+        The profile of each module, that of the loss, and whether the costs were counted. If a module does not fit its
+        input, the costs of all modules are estimated from their parameters.
     """
     try:
         return *_counted(modules, blueprint), True
@@ -193,7 +193,7 @@ def shape_before(blueprint: Blueprint, layer: int, batch: int) -> tuple[int, ...
 
 
 def require_fit(blueprint: Blueprint, *, checks_outputs: bool = True) -> None:
-    """Raise UserError, naming the layer, if a layer does not fit its input, or the last layer the objective.
+    """Raise UserError, naming the layer, if a layer does not fit its input, or the last layer not the objective.
 
     Args:
         blueprint: blueprint of declared layers.
@@ -220,7 +220,7 @@ def whole_model(blueprint: Blueprint, batch: int) -> tuple[nn.Module, Tensor]:
 
 
 def note_on_tiles(blueprint: Blueprint) -> str | None:
-    """Return a sentence on the tiles of the first layer, for the job's log; None if it is computed whole."""
+    """Return a sentence on the tiles of the first layer, for the job's log; None if the layer is computed whole."""
     with torch.device("meta"):
         block = _Layers(blueprint, 0, 1).layers["0"]
     if not isinstance(block, Tiled):
@@ -283,7 +283,7 @@ def _counted(modules: Sequence[nn.Module], blueprint: Blueprint) -> tuple[list[L
 
 
 def _use_costliest(heads: Heads, inputs: Tensor) -> None:
-    """Let the head compute that keeps the most bytes of activations, for estimates; of equals, that with most FLOPs."""
+    """Select the head that keeps the most bytes of activations, for estimates; ties go to the most FLOPs."""
     costs = []
     for task in range(len(heads.chains)):
         heads.task = task

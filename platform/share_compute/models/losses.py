@@ -1,7 +1,7 @@
 """Losses of all tasks, summed over the samples of a microbatch.
 
-Sums are exact parts of the loss of a step: their sum over the microbatches, divided by the number of samples, does not
-depend on the plan.
+The loss of a step is the sum over its microbatches, divided by the number of samples, so it does not depend on the
+plan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def loss_sum(outputs: Tensor, targets: Tensor, objective: Objective = LANGUAGE) 
 
 
 def training_loss(outputs: Tensor, targets: Tensor, objective: Objective) -> tuple[Tensor, int]:
-    """Return the loss summed over all targets of a microbatch, times the weight of its task, and their number.
+    """Return the loss summed over all targets of a microbatch, times its task's weight, and the number of targets.
 
     With `Objective.counts_samples`, return the sum of the samples' mean losses, and the number of samples.
 
@@ -55,9 +55,9 @@ def training_loss(outputs: Tensor, targets: Tensor, objective: Objective) -> tup
 
 
 def selected(outputs: Tensor, targets: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
-    """Return the outputs that the loss compares, and what they are compared with.
+    """Return the outputs and the targets that the loss compares.
 
-    They are the arguments themselves, except for texts. The targets of texts with labels are ``[batch, 2]``: the class
+    Except for texts, these are the arguments themselves. The targets of texts with labels are ``[batch, 2]``: the class
     of a text, and the place of its last token. The targets of pairs are the places of the last tokens of both texts.
     Outputs for each token, ``[texts, seq, outputs]``, become those of the last token. So padding, which follows the
     last token, has no part in the loss of a causal model.
@@ -143,7 +143,7 @@ def summed_loss(outputs: Tensor, targets: Tensor, objective: Objective) -> Tenso
         )
     each = _each(scores, wanted, objective)
     if objective.class_weights is not None:
-        # The factor belongs to the sample: torch's own weights also change how label smoothing is spread.
+        # Weights are applied per sample, because torch's own class weights also change how label smoothing is spread.
         each = each * torch.tensor(objective.class_weights, device=each.device)[wanted]
     return each.sum()
 

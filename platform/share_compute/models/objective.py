@@ -1,4 +1,4 @@
-"""The objective of training: task and loss of a job, with the facts about its data that they need."""
+"""The objective of training: task and loss of a job, with the required facts about its data."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def task_of(microbatch: int, tasks: int) -> int:
 
 
 def objective_of(spec: TrainJob) -> Objective:
-    """Return the objective of a job as it is before its data is read: without the facts about classes and targets."""
+    """Return the objective of a job before its data is read: without the facts about classes and targets."""
     return Objective(
         task=spec.resolved_task,
         loss=spec.resolved_loss,

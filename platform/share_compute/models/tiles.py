@@ -1,10 +1,9 @@
-"""Computes a block of convolutions and poolings on one tile of an image after the other.
+"""Computes a block of convolutions and poolings tile by tile of an image.
 
-A layer with a kernel of ``k`` numbers, stride ``s``, padding ``p`` and dilation ``d`` computes its outputs [a, b) from
-the inputs [a * s - p, (b - 1) * s - p + d * (k - 1) + 1). So the outputs of a tile need the inputs of the tile and a
-halo around it. Tiles compute their halos again, and exchange nothing. Inputs beyond the image are padding.
-
-The backward pass computes each tile again, so that the activations of one tile exist at a time.
+A layer with kernel size ``k``, stride ``s``, padding ``p`` and dilation ``d`` computes its outputs [a, b) from the
+inputs [a * s - p, (b - 1) * s - p + d * (k - 1) + 1). So the outputs of a tile need the inputs of the tile and a halo
+around it. Tiles exchange nothing: each computes its halo again. Inputs beyond the image are padding. The backward pass
+recomputes each tile, so that only the activations of one tile exist at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Window(NamedTuple):
 
     @property
     def reach(self) -> int:
-        """Number of inputs from the first to the last one of an output."""
+        """Number of inputs from the first to the last input of one output."""
         return self.dilation * (self.kernel - 1) + 1
 
     def before(self, span: Span) -> Span:
@@ -53,11 +52,11 @@ class Window(NamedTuple):
 
 
 class Tiled(nn.Module):
-    """A block that computes its output tile by tile. Its parameters have the names that they have in the block.
+    """A block that computes its output tile by tile. Its parameters keep their names in the block.
 
     Args:
         block: the block; see `share_compute.specification.layers.reason_against_tiles` for layers that it may have.
-        tiles: number of tiles that lie above each other, and beside each other.
+        tiles: number of rows and columns of tiles.
         size: height and width of the block's input.
 
     Raises:
@@ -78,7 +77,7 @@ class Tiled(nn.Module):
         Raises:
             UserError: a layer does not fit its input.
         """
-        if inputs.is_meta:  # only the shape is wanted, or the layer that does not fit
+        if inputs.is_meta:  # the caller needs only the shape, or the name of the layer that does not fit
             outputs: Tensor = self.layers(inputs)
             return outputs
         rows, columns = self._spans(inputs)
@@ -103,7 +102,7 @@ class Tiled(nn.Module):
         return _computed(layers, _part(inputs, ((0, size[0]), (0, size[1])), needed), needed, size, want)
 
     def reads(self, size: Size, want: Box) -> Box:
-        """Return the part of the input, halo included, from which a part of the output is computed."""
+        """Return the part of the input, halo included, that a part of the output depends on."""
         return _clipped(_before(list(self.layers.values()), want), size)
 
     def boxes(self, size: Size) -> list[Box]:
@@ -225,7 +224,7 @@ def _after(layers: Iterable[nn.Module], size: Size) -> Size:
 
 
 def _clipped(box: Box, size: Size) -> Box:
-    """Return the part of a box that lies in the image, and at least one row and one column of the image."""
+    """Clip a box to the image; the result has at least one row and one column."""
     (top, bottom), (left, right) = box
     rows, columns = (
         (first := min(max(start, 0), length - 1), max(min(stop, length), first + 1))
@@ -316,5 +315,5 @@ class _Padding(NamedTuple):
         if before == after == 0:
             return cls(0, 0, (0, 0))
         skipped, rest = divmod(window.padding - before, window.stride)
-        # The outputs of the layer with its own padding are in step with the wanted ones, or not.
+        # The layer applies its own padding, so its outputs can only be used if they are aligned with the wanted ones.
         return cls(window.padding, skipped, (0, 0)) if rest == 0 else cls(0, 0, (before, after))

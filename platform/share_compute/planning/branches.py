@@ -71,7 +71,7 @@ class BranchPlace:
 def place_branches(
     job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings | None = None
 ) -> tuple[BranchPlace, ...]:
-    """Return the islands with their branches that make rounds short; equal arguments give equal results.
+    """Return islands and their branches, chosen for short rounds; equal arguments give equal results.
 
     Machines without a branch are in no island; `idle_machines` lists them.
 
@@ -87,7 +87,7 @@ def place_branches(
         ValueError: the job has no branches.
     """
     branches = rounds_of(job.training).branches
-    if job.training.boundary_compression.name == "auto":  # the planner's choice is hardly slower than int8
+    if job.training.boundary_compression.name == "auto":  # the choice is hardly slower than int8
         job = job.with_boundaries(PlannedBoundaryCompressionSpec(name="int8"))
     islands = _Islands(job, topology, profile, timings or {})
     best: tuple[tuple[float, int, int], list[_Share]] | None = None
@@ -136,10 +136,10 @@ def can_hold(job: TrainJob, topology: Topology, profile: ModelProfile) -> bool:
 
 
 def neighbours(topology: Topology, places: Sequence[BranchPlace]) -> list[tuple[int, int]]:
-    """Return the edges of a graph of the branches whose links are fast; each edge has the smaller number first.
+    """Return the edges of a graph of the branches that prefers fast links; each edge has the smaller number first.
 
-    The graph is a minimum spanning tree by latency, which joins all branches, and an edge from each branch to the
-    nearest other one. Branches of one island are at no distance. Pairs without a measured link are the farthest.
+    The edges are a minimum spanning tree by latency, which joins all branches, and an edge from each branch to its
+    nearest other branch. Branches of one island have distance 0. Pairs without a measured link count as farthest.
     """
     island = {number: place for place in places for number in place.branches}
     latencies: dict[tuple[str, str], float] = {}
@@ -187,7 +187,7 @@ def update_bytes(training: TrainingSpec, profile: ModelProfile) -> int:
     """
     policy = rounds_of(training)
     versions = policy.branches if policy.merges_apart else 1
-    # Branches with weights of their own receive the result of the last round without compression.
+    # Branches with their own weights receive the result of the last round without compression.
     last = max(1, _last_round(training) - policy.keeps_own_weights)
     return versions * _bytes(codec_of_update(training, last * versions), profile)
 
@@ -265,7 +265,7 @@ def _layer_bytes(codec: Codec, layer: LayerProfile) -> int:
 
 
 def _tensor_bytes(codec: Codec, size: int) -> int:
-    """Return the bytes of ``size`` values as a nearly square matrix, and as a vector of the values that are left."""
+    """Return the bytes of ``size`` values: a nearly square matrix, and a vector of the remaining values."""
     rows = math.isqrt(size)
     if rows < 2:
         return codec.num_bytes((size,)) if size else 0
@@ -315,7 +315,7 @@ class _Island:
         while len(self._step_s) < branches:
             count = len(self._step_s) + 1
             before_s = self._step_s[-1] if self._step_s else 0.0
-            # Less memory only excludes layouts: the fastest layout stays the fastest while it fits.
+            # Less memory only excludes layouts: the fastest layout stays the fastest as long as it fits.
             keeps = count <= self._until or math.isinf(before_s)
             self._step_s.append(before_s if keeps else self._plan(count))
         return self._step_s[branches - 1]
@@ -446,7 +446,7 @@ def _numbered(topology: Topology, shares: Iterable[_Share]) -> tuple[BranchPlace
 def _infeasible(
     job: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings, most: int
 ) -> PlanInfeasible:
-    """Return the error for machines that can hold ``most`` branches at the same time, which are not enough."""
+    """Return the error for machines that can hold only ``most`` branches at the same time."""
     branches = rounds_of(job.training).branches
     if most == 0:
         strategy = load_strategy(job.parallelism.strategy)

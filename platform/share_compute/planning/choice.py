@@ -30,11 +30,11 @@ class _Rounds(NamedTuple):
 
 
 def choose_policy(spec: TrainJob, topology: Topology, profile: ModelProfile) -> PolicyChoice | None:
-    """Return lockstep, or the shortest rounds that keep the branches computing; None if nothing is to be chosen.
+    """Return lockstep, or the shortest rounds that keep the branches computing; None if the job leaves no choice.
 
-    Rounds have the fewest steps within the limits with which the busiest island computes for `UTILISATION` of the time,
-    and which divide the intervals of validations, checkpoints and sample texts. They are chosen if lockstep has no
-    plan, or if they are predicted to be `LEAST_SPEEDUP` times as fast.
+    The number of steps of a round is the least within the limits for which the busiest island computes `UTILISATION` of
+    the time. It divides the intervals of validations, checkpoints and sample texts. Rounds are chosen if lockstep has
+    no plan, or if rounds are predicted to be `LEAST_SPEEDUP` times as fast.
 
     Args:
         spec: the job.
@@ -75,7 +75,7 @@ def with_choice(spec: TrainJob, choice: PolicyChoice | None) -> TrainJob:
 
 
 def in_rounds(spec: TrainJob, least: int | None = None) -> TrainJob:
-    """Return a job with rounds of at least ``least`` steps, or the longest allowed rounds, in place of ``auto``."""
+    """Replace ``auto`` in a job by rounds of at least ``least`` steps, or by the longest allowed rounds."""
     training, policy = spec.training, spec.training.synchronization
     assert isinstance(policy, AutoSpec)
     every = policy.length(
@@ -102,7 +102,7 @@ def _best_rounds(
     ]
     if len(islands) < len(figures.islands):
         return _Rounds(longest, None)
-    # Each island computes for a time in each step, and exchanges for a time in each round, whatever its length.
+    # An island computes for a fixed time per step, and exchanges for a fixed time per round of any length.
     times_s = [(computed_s, max(0.0, round_s - longest * computed_s)) for computed_s, round_s in islands]
     busiest_s = max(computed_s for computed_s, _ in times_s)
     least = max(

@@ -142,7 +142,7 @@ def propose(
 ) -> Replan | None:
     """Plan again with measured times; return the new plan if it is worth the cost of moving, otherwise None.
 
-    A job on fewer machines than it requests moves to more machines whatever the cost.
+    A job with fewer machines than requested moves to more machines at any cost.
 
     Args:
         spec: the job.
@@ -207,7 +207,7 @@ def propose(
 
 
 def _numbered_as_in(solution: Solution, better: Solution) -> Layout | None:
-    """Return the layout of ``solution`` with the machine indices of ``better``'s topology.
+    """Convert the layout of ``solution`` to the machine indices of ``better``'s topology.
 
     Return None if that topology lacks a machine of the layout.
     """

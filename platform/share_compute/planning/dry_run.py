@@ -66,7 +66,7 @@ def dry_run(
 
     Raises:
         PlanInfeasible: without ``serving``, the machines cannot train the model; with ``serving``, they cannot serve
-            these requests. Or the job may use none of the machines.
+            these requests. Also if the job may use none of the machines.
         UserError: the model has no parameters, there is no such strategy, or its partitions are invalid.
     """
     served = None if serving is None else _served(spec, topology, profile, serving)
@@ -111,7 +111,7 @@ def _trained(spec: TrainJob, topology: Topology, profile: ModelProfile, *, compa
 
 
 def selected(selection: SelectionSpec, topology: Topology) -> tuple[Topology, tuple[IdleMachine, ...]]:
-    """Return the topology of the machines that the job may use, and the others with the reason.
+    """Return the topology of the machines that the job may use, and the excluded machines with the reasons.
 
     Raises:
         PlanInfeasible: the job may use none of the machines.

@@ -165,7 +165,7 @@ def _propose(cost: TrainingCost, islands: Sequence[_Island]) -> IslandProposal |
     if count < 2 or total < count:
         return None
     shares = fill_shares([1 / island.samples_per_s for island in islands], total, least=1)
-    assert shares is not None  # there is at least one microbatch for each island
+    assert shares is not None  # each island gets at least one microbatch
     planned = [
         _with_share(island, share, cost.workload.microbatch_size)
         for island, share in zip(islands, shares, strict=True)

@@ -1,4 +1,4 @@
-"""Pinned plans: places a job exactly as its plan file says, or refuses it with the differences."""
+"""Pinned plans: places a job exactly as its plan file says, or raises an error that lists the differences."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def pinned_layout(pinned: PinnedPlan, problem: SearchProblem, topology: Topology
 
 
 def require_same_microbatches(pinned: PinnedPlan, microbatches: int | None) -> None:
-    """Check the number of microbatches that a checkpoint has; None is any number.
+    """Check that a checkpoint has the plan's number of microbatches; None allows any number.
 
     Raises:
         PlanInfeasible: the pinned plan has another number.
@@ -120,7 +120,7 @@ def _absent(names: list[str], topology: Topology) -> PlanInfeasible:
 
 
 def _too_small(cost: TrainingCost, layout: Layout) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, lent bytes, bytes that it would have to lend) of each machine that cannot hold its part."""
+    """Yield (name, lent bytes, required bytes) of each machine that cannot hold its part."""
     if cost.fits(layout):
         return
     for place, stage in enumerate(layout.stages):

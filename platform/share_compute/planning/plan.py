@@ -57,7 +57,7 @@ class Bounded(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _without_what_is_computed(cls, data: Any) -> Any:
-        """Drop the computed ``gap`` from serialised data, so that it can be read back."""
+        """Drop the computed ``gap`` from serialised data, so that the data can be read back."""
         return {key: value for key, value in data.items() if key != "gap"} if isinstance(data, dict) else data
 
 

@@ -16,7 +16,7 @@ def pinned_plan(plan: Plan) -> PinnedPlan:
     """Return the content of a plan file for a plan.
 
     Raises:
-        UserError: the plan has branches, or is not one for training.
+        UserError: the plan has branches, or is not a training plan.
     """
     if plan.branches:
         raise UserError(

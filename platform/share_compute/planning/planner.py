@@ -78,7 +78,7 @@ class Solution:
 def solve(
     spec: TrainJob, topology: Topology, profile: ModelProfile, epoch: int, timings: Timings
 ) -> Solution:
-    """Plan a job on the machines, with the strategy that the job names, or exactly as the plan that it pins.
+    """Plan a job on the machines, with the strategy that the job names, or exactly as its pinned plan says.
 
     Machines whose speed was not measured are left out. If no machine's speed was measured, all machines count as
     equally fast and the plan has no prediction.
@@ -142,7 +142,7 @@ def _search(spec: TrainJob, topology: Topology, profile: ModelProfile, timings: 
 
 
 def _least_compressed(spec: TrainJob, topology: Topology, profile: ModelProfile, timings: Timings) -> _Found:
-    """Return the result of a search with the least compression with which no link limits the step.
+    """Return the search result with the least compression at which no link limits the step.
 
     The step is at most `_LONGER` longer than with int8 at all boundaries. If no speed was measured, nothing is
     compressed.
@@ -227,7 +227,7 @@ def workload(spec: TrainJob, microbatches: int) -> TrainingWorkload:
         dtype=training.precision,
         activation_checkpointing=training.activation_checkpointing,
         boundaries=training.boundary_compression,
-        # Shares of the gradients are exchanged directly, as in the algorithm "sharded".
+        # Members exchange shares of the gradients directly, as in the algorithm "sharded".
         collective="sharded" if spec.parallelism.shares_optimizer else training.collective,
         shares_optimizer=spec.parallelism.shares_optimizer,
         run_bytes=_run_bytes(training) if training.compresses_sums else None,
@@ -249,8 +249,8 @@ def _input_bytes(spec: TrainJob) -> float:
 def microbatch_choices(spec: TrainJob) -> list[int]:
     """Return the candidate numbers of microbatches: the number that the job or its pinned plan sets, or all divisors.
 
-    Each slice of a sequence counts as one. The divisors are those of the batch size. Divisors below the required number
-    of members per stage are left out, except the batch size itself.
+    Each slice of a sequence counts as one microbatch. The divisors are those of the batch size. Divisors below the
+    required number of members per stage are left out, except the batch size itself.
     """
     training, slices = spec.training, spec.parallelism.sequence
     if spec.parallelism.plan is not None:
@@ -303,7 +303,7 @@ def _choose(strategy: PartitioningStrategy, problems: list[SearchProblem], addit
 def _proposals(strategy: PartitioningStrategy, problems: list[SearchProblem]) -> list[Proposal]:
     """Return a strategy's proposals that fit into memory and need no dead link, best by the cost formula first.
 
-    The strategy's penalty counts first: only the proposals with the smallest one are returned.
+    Only the proposals with the strategy's smallest penalty are returned.
 
     Raises:
         PlanInfeasible: there is no such proposal.

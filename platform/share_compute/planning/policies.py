@@ -57,8 +57,8 @@ def compare_policies(spec: TrainJob, topology: Topology, profile: ModelProfile) 
     """Return the figures of lockstep, of the job's own rounds, of the presets of local steps, and of other policies.
 
     In lockstep a step has the batches of all branches, so all rows train the same samples. Rounds that are longer than
-    the job are shortened to it. The job's own rounds and the presets are with compression and without. Graphs of gossip
-    with the same edges have one row. The fastest rows come first, and rows without figures last.
+    the job are shortened to the job's length. The job's own rounds and the presets appear with and without compression.
+    Graphs of gossip with the same edges have one row. The fastest rows come first, and rows without figures last.
 
     Args:
         spec: the job; its pinned plan is ignored. If it has no rounds, its batch is one branch's, and there are two
@@ -79,7 +79,7 @@ def compare_policies(spec: TrainJob, topology: Topology, profile: ModelProfile) 
 
 
 class _Comparison:
-    """Rows of policies with rounds. Policies that differ only in what a merge computes are planned once."""
+    """Rows of policies with rounds. Policies that differ only in the computation of a merge are planned once."""
 
     def __init__(self, spec: TrainJob, topology: Topology, profile: ModelProfile) -> None:
         self._spec, self._topology, self._profile = spec, topology, profile
@@ -112,7 +112,7 @@ class _Comparison:
     def _others(self, branches: int) -> Iterator[_Setting]:
         """Yield the other policies, in rounds as long as the job's own and with its codec.
 
-        A job without rounds is compared with the default rounds of these policies, and with int8.
+        A job without rounds is compared with these policies' default rounds, with int8 compression.
         """
         training, own = self._spec.training, self._spec.training.rounds
         codec = _INT8 if own is None else training.compression
@@ -125,7 +125,7 @@ class _Comparison:
             yield _Setting(_name(shortened), shortened, codec)
 
     def _gossip(self, branches: int) -> Iterator[GossipSpec]:
-        """Yield gossip on each graph, without graphs whose edges another one has; none for a single branch."""
+        """Yield gossip on each graph whose edges are not those of an earlier one; none for a single branch."""
         from share_compute.synchronization.graphs import edges_of  # noqa: PLC0415 - loads torch
 
         seen = []
@@ -229,7 +229,7 @@ def _lockstep(spec: TrainJob, branches: int, topology: Topology, profile: ModelP
 def _lockstep_bytes(solution: Solution) -> float:
     """Return the bytes that the busiest machine sends in a step; it receives as many.
 
-    These are activations and gradients at the boundaries of its stage, and its part of the sum of gradients.
+    It sends activations and gradients at the boundaries of its stage, and its part of the gradient sums.
     """
     plan, boundary = solution.plan, solution.cost.boundary_bytes
     most = 0.0
@@ -263,7 +263,7 @@ def _gives_up(setting: _Setting) -> str:
 
 
 def _partners(policy: GossipSpec) -> str:
-    """Return the branches with which a branch averages, for the user."""
+    """Return the branches with which a branch averages, as text for the user."""
     if policy.branches == 2:
         return "one other branch"
     if policy.graph == "random_pairs":
@@ -276,7 +276,7 @@ def _partners(policy: GossipSpec) -> str:
 
 
 def _busy(stages: Sequence[StagePlan]) -> list[float]:
-    """Return the predicted share of a step in which each member computes; members without one are left out."""
+    """Return each member's predicted fraction of a step spent computing; members without a prediction are left out."""
     members = [member for stage in stages for member in stage.members]
     return [member.busy_fraction for member in members if member.busy_fraction is not None]
 

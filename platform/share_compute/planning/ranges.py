@@ -1,15 +1,15 @@
-"""Decides on how many machines of a job ranges of the weights are merged, and on which.
+"""Decides how many machines of a job merge ranges of its weights, and which machines.
 
-The predicted time in which the data of a merge passes the links is, for contributions of C bytes and updates of U bytes
-of N branches::
+With N branches, contributions of C bytes and updates of U bytes, the data of a merge takes this time to pass the
+links::
 
     server alone   = N * C / download + N * U / upload                of the server
     R ranges       = max over machines of max(N * C * (s + b) / R / download, N * C * c / R / upload)
                      + max over machines of (N * U + U) * s / R / upload
 
-A machine is the server of s ranges and the backup of b ranges. It receives contributions for all of them, and sends
-those of its own c ranges that have a backup while it receives others. After the merge, it sends updates to all branches
-and to the control plane's machine.
+A machine is the server of s ranges and the backup of b ranges. It receives contributions for all of them. Meanwhile it
+sends to backups the contributions for those c of its s ranges that have one. After the merge, it sends updates to all
+branches and to the control plane's machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def range_machines(topology: Topology) -> tuple[str, ...]:
 
 
 def merge_s(spec: TrainJob, topology: Topology, profile: ModelProfile, ranges: int) -> float | None:
-    """Return the predicted seconds in which the data of a merge passes the slowest link; None if it is unknown.
+    """Return the predicted seconds that the data of a merge takes to pass the slowest link; None if unknown.
 
     Args:
         spec: a job with branches.
@@ -74,7 +74,7 @@ def merge_s(spec: TrainJob, topology: Topology, profile: ModelProfile, ranges: i
 
 
 def _placed(ranges: int, machines: tuple[str, ...]) -> dict[str, _Roles]:
-    """Return the roles of the machines that get ranges, as `RangesMachine` assigns them at the beginning of a job."""
+    """Return the roles of the machines that get ranges, as `RangesMachine` assigns them when a job begins."""
     state = RangesMachine(ranges, 0)
     effects = deque(state.handle(MachinesOffered(machines)))
     while effects:
@@ -110,7 +110,7 @@ def ranges_of(spec: TrainJob, topology: Topology, profile: ModelProfile) -> int:
 
 
 def with_ranges(spec: TrainJob, ranges: int) -> TrainJob:
-    """Return a job with branches, with a number in place of auto as ``training.synchronization.servers``."""
+    """Return a job with branches whose ``training.synchronization.servers`` is a number instead of auto."""
     policy = spec.training.rounds
     if policy is None or policy.ranges != "auto":
         return spec
@@ -122,8 +122,8 @@ def with_ranges(spec: TrainJob, ranges: int) -> TrainJob:
 def _rates(topology: Topology, machine: str) -> tuple[float, float]:
     """Return the rates at which a machine sends and receives, in bytes/s; 0.0 where no link was measured.
 
-    Links between machines count for a machine, if there are any. A direction in which no link was measured counts as
-    the other direction.
+    Links to other machines are used, if any were measured. A direction without a measured link gets the rate of the
+    other direction.
     """
     ours = [link for link in _known(topology) if machine in (link.source, link.target)]
     between = [link for link in ours if HEAD not in (link.source, link.target)]
@@ -133,7 +133,7 @@ def _rates(topology: Topology, machine: str) -> tuple[float, float]:
 def _server_rates(topology: Topology) -> tuple[float, float]:
     """Return the rates at which the server sends to all machines and receives from them, in bytes/s.
 
-    A link that is as fast as its machine can be does not show the server's own rate. The server then has at least the
+    If the machine limits a link, the link does not show the server's own rate. The server's rate is then at least the
     sum of these links, because transfers with several machines run at the same time.
     """
     links = [link for link in _known(topology) if HEAD in (link.source, link.target)]
@@ -160,7 +160,7 @@ def _known(topology: Topology) -> list[Link]:
 
 
 def _fastest(machine: str, links: Iterable[Link]) -> tuple[float, float]:
-    """Return the highest bandwidth of links from a machine, and to it; 0.0 if there is none in both directions."""
+    """Return the highest bandwidth of links from a machine and of links to it; 0.0 if no link was measured."""
     found = list(links)
     upload = max((link.bytes_per_s for link in found if link.source == machine), default=0.0)
     download = max((link.bytes_per_s for link in found if link.target == machine), default=0.0)
@@ -168,7 +168,7 @@ def _fastest(machine: str, links: Iterable[Link]) -> tuple[float, float]:
 
 
 def _limited(topology: Topology, machine: str, upload: float, download: float) -> tuple[float, float]:
-    """Return rates of a machine, reduced to those that its owner allows."""
+    """Return rates of a machine, limited to those that its owner allows."""
     for each in topology.contributors:
         if each.id == machine:
             upload = min(upload, each.upload_bytes_per_s or upload)

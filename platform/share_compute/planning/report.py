@@ -223,7 +223,7 @@ class RoundsPrediction(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _without_what_is_computed(cls, data: Any) -> Any:
-        """Drop the computed ``comparison`` from serialised data, so that it can be read back."""
+        """Drop the computed ``comparison`` from serialised data, so that the data can be read back."""
         return (
             {key: value for key, value in data.items() if key != "comparison"}
             if isinstance(data, dict)

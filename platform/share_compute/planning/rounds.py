@@ -35,7 +35,7 @@ LEAST_GAIN = 0.1
 def plan_rounds(
     spec: TrainJob, topology: Topology, profile: ModelProfile
 ) -> tuple[Solution, RoundsPrediction, Topology]:
-    """Return what `plan_places` returns for the best places, and compare the figures with those of lockstep.
+    """Return the result of `plan_places` for the best places, with a comparison with lockstep.
 
     Args:
         spec: a job with branches.
@@ -55,7 +55,7 @@ def plan_places(
 ) -> tuple[Solution, RoundsPrediction, Topology]:
     """Return the solution of the first branch with the plans of all branches, the figures, and the first island.
 
-    If the first plan decides which boundaries are compressed, that of the first branch decides for all branches.
+    If the job lets the planner choose compressed boundaries, the plan of the first branch decides for all branches.
     """
     islands = [island_topology(topology, place) for place in places]
     first = solve(spec, islands[0], profile, 0, {})
@@ -97,7 +97,7 @@ class Move:
 def better_places(
     spec: TrainJob, topology: Topology, profile: ModelProfile, current: Sequence[BranchPlace], left: int
 ) -> Move | None:
-    """Return places that pay off in the rounds that are left; None if there are none.
+    """Return places whose gain in the remaining rounds exceeds the cost of moving; None if there are none.
 
     Branches that can stay on their machines stay there.
 
@@ -105,8 +105,8 @@ def better_places(
         spec: a job with branches.
         topology: the machines that the job may use from now on.
         profile: cost profile of the job's model.
-        current: the places that the branches have; their machines may be gone.
-        left: number of rounds that are left.
+        current: the present places of the branches; their machines may be gone.
+        left: number of remaining rounds.
     """
     try:
         places = _renumbered(place_branches(spec, topology, profile), current)
@@ -135,7 +135,7 @@ def better_places(
 
 
 def _renumbered(places: Sequence[BranchPlace], current: Sequence[BranchPlace]) -> tuple[BranchPlace, ...]:
-    """Return the same places, with the branches on them that are there already, as far as possible."""
+    """Return the same places, but with branches on the places where they already are, as far as possible."""
     held = {place.machines: list(place.branches) for place in current}
     stays = [held.get(place.machines, [])[: len(place.branches)] for place in places]
     others = iter(sorted({number for place in places for number in place.branches}.difference(*stays)))
@@ -195,7 +195,7 @@ def _times(
         policy: options of the policy.
         topology: the machines.
         places: the islands and their branches.
-        steps_s: time of one step of one branch on each island; None if it is not known, as is the round's time then.
+        steps_s: time of one step of one branch on each island; None if unknown; the round's time is then None, too.
         moved_bytes: bytes that each branch sends and receives in a round.
     """
     exchanges_s = [
@@ -221,7 +221,7 @@ def in_lockstep(spec: TrainJob, branches: int) -> TrainJob:
 
 
 def _lockstep_samples_per_s(spec: TrainJob, topology: Topology, profile: ModelProfile) -> float | None:
-    """Return samples/s of one plan for all machines, whose step has the batches of all branches."""
+    """Return the samples/s of a lockstep plan for all machines, whose step has the batches of all branches."""
     assert spec.training.rounds is not None
     together = in_lockstep(spec, spec.training.rounds.branches)
     try:

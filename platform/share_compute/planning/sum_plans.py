@@ -1,4 +1,4 @@
-"""Makes the part of a plan that says how the members of a stage sum their gradients."""
+"""Makes the part of a plan that describes how the members of a stage sum their gradients."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ class Agreement:
 def compare(digests: Mapping[Worker, str], before: Mapping[Worker, str]) -> Agreement:
     """Return the members of a stage whose gradient is wrong or disputed.
 
-    Members outside a majority are wrong. Without a majority, the gradients are disputed, and the caller has the step
-    computed again. A member whose digest then differs from its first digest is wrong too, unless no member would
-    remain. Comments in the function explain the rules for members that are lost or join later.
+    Members outside a majority are wrong. Without a majority, the gradients are disputed, and the caller restarts the
+    step. A member whose digest then differs from its first digest is wrong too, unless no member would remain. Comments
+    in the function explain the rules for members that are lost or join later.
 
     Args:
         digests: digest of the reduced gradient, by member of the stage.

@@ -1,13 +1,13 @@
 """Routes by which the members of a stage sum their gradients, with the additions in the order of the job's tree.
 
 An algorithm cuts a tensor into equal shares. Each share has a route: partial sums travel up to one member, the root,
-which completes the sum, and the sum travels down to all others. A member adds what it received and what it has as far
-as the summation tree allows, and sends the partial sums that are left. So the order of additions does not depend on the
-algorithm, and neither do the bits.
+which completes the sum, and the sum travels down to all others. A member adds received partial sums to its own as far
+as the summation tree allows, and sends the remaining partial sums. So neither the order of additions nor the bits
+depend on the algorithm.
 
 - ``sharded``: each member is the root of one share, and exchanges it directly with all others.
 - ``ring``: each member is the root of one share, which goes around a ring twice: to be summed, and to be distributed.
-  If neighbours on the ring have sums that the tree does not add to each other, a member sends several partial sums.
+  If the tree does not add the sums of neighbours on the ring to each other, a member sends several partial sums.
 - ``tree``: one share; members are paired as in the summation tree, so that each sends one partial sum.
 - ``hierarchical``: each site adds up its sums in a tree with the site's representative at its root. Representatives
   exchange the sums of sites directly, as in ``sharded``. No other member sends to another site.
@@ -55,7 +55,7 @@ class Merge(NamedTuple):
 class Part(NamedTuple):
     """The work of one rank on one route.
 
-    Its partial sums are listed as its own first, in the order of `Held`, then the ones that arrive.
+    Its partial sums are listed in this order: its own, as in `Held`, then those that arrive.
     """
 
     arriving: tuple[tuple[int, int], ...]
@@ -116,7 +116,7 @@ def routes(algorithm: Algorithm, held: Held, tree: SummationTree, sites: Sequenc
 
 
 def spread(algorithm: Algorithm, sites: Sequence[int]) -> tuple[Route, ...]:
-    """Return for each rank the route by which a tensor of this rank reaches all others; ``up`` has no meaning.
+    """Return, for each rank, the route by which its tensor reaches all other ranks; ``up`` is unused.
 
     Compressed sums use these routes: each member decodes the sums of all runs, so nothing is added on the way.
     """
@@ -135,7 +135,7 @@ def spread(algorithm: Algorithm, sites: Sequence[int]) -> tuple[Route, ...]:
                 down[rank] = order[place[rank] - 1]
             elif (
                 algorithm == "tree"
-            ):  # a binomial tree: the parent has the lowest set bit of the distance cleared
+            ):  # a binomial tree: the parent's distance is this distance without its lowest set bit
                 down[rank] = order[(place[root] + (distance & (distance - 1))) % count]
             elif sites[rank] != sites[root]:
                 own = first[sites[rank]]
@@ -173,7 +173,7 @@ def parts_of(route: Route, held: Held, tree: SummationTree) -> tuple[Part, ...]:
 
 
 def traffic(found: Iterable[Sequence[Part]]) -> Traffic:
-    """Return the data that each rank sends to each other one, for the parts of all routes of a tensor."""
+    """Return the data that each rank sends to each other rank, for the parts of all routes of a tensor."""
     shares = list(found)
     sent: dict[tuple[int, int], float] = defaultdict(float)
     for share in shares:
@@ -186,7 +186,7 @@ def traffic(found: Iterable[Sequence[Part]]) -> Traffic:
 
 
 def spread_traffic(found: Iterable[Route]) -> Traffic:
-    """Return the number of tensors that each rank sends to each other one, if every rank has one tensor for all."""
+    """Return the number of tensors that each rank sends to each other rank, if every rank has one tensor for all."""
     sent: dict[tuple[int, int], float] = defaultdict(float)
     for route in found:
         for rank, source in enumerate(route.down):
@@ -196,7 +196,7 @@ def spread_traffic(found: Iterable[Route]) -> Traffic:
 
 
 def _inverse(parents: Sequence[int]) -> list[list[int]]:
-    """Return the ranks with each rank as their parent."""
+    """Return, for each rank, the ranks whose parent it is."""
     children: list[list[int]] = [[] for _ in parents]
     for rank, parent in enumerate(parents):
         if parent != rank:
@@ -213,7 +213,7 @@ def _outwards(root: int, children: Sequence[Sequence[int]]) -> list[int]:
 
 
 def by_site(sites: Sequence[int]) -> list[int]:
-    """Return the ranks, those of one site one after the other."""
+    """Return the ranks ordered by site."""
     return sorted(range(len(sites)), key=lambda rank: (sites[rank], rank))
 
 
@@ -231,7 +231,7 @@ def _along(tree: SummationTree, held: Held, ranks: Sequence[int]) -> tuple[int, 
     """Return the root of a tree of these ranks along the summation tree, and the parent of each other rank.
 
     At each node of the summation tree, the first member with a part of the right summand sends to the first member with
-    a part of the left one. Members without parts get the sum from the root.
+    a part of the left one. Members without parts receive the sum from the root.
     """
     holders = sorted((held[rank][0], rank) for rank in ranks if held[rank])
     root = holders[0][1] if holders else ranks[0]
@@ -268,10 +268,10 @@ def _by_sites(tree: SummationTree, held: Held, sites: Sequence[int]) -> tuple[Ro
 
 
 def _root_sites(tree: SummationTree, held: Held, groups: Mapping[int, Sequence[int]]) -> Sequence[int]:
-    """Return the sites that complete shares: all of them, or one if the busiest site then sends and receives less.
+    """Return the sites that complete shares: all sites, or only one if this reduces the traffic of the busiest site.
 
-    A site whose members have parts of different subtrees sends several partial sums. It is cheaper if this site
-    completes the sum.
+    If the members of a site have parts of different subtrees, the site would send several partial sums. Traffic is then
+    less if this site completes the sum.
     """
     counts = {
         site: len(merge(tree, [node for rank in ranks for node in held[rank]]).kept)

@@ -483,7 +483,7 @@ class CoordinatorMachine:
         generations = (report.generation for report in reports.values() if report.step == open_step)
         self._doubts.generation = max(self._doubts.generation, *generations, 0)
         if self._doubts.answers and any(map(self._has_answer, reports.values())):
-            # In the same generation, members would copy a disputed sum instead of computing it again.
+            # In the same generation, members would copy a disputed sum instead of recomputing it.
             self._doubts.generation += 1
         for worker, report in reports.items():
             if report.generation != self._doubts.generation:

@@ -16,7 +16,7 @@ UNBELIEVED = "it rejected a tensor of another member again, but only one claim i
 def quarantines(accuser: Worker | None, earlier: Collection[Worker | None]) -> bool:
     """Return whether an offence that is not grave (see `Blame.is_grave`) puts its machine in quarantine.
 
-    It does if the machine has an earlier offence that was reported by a different accuser, or has no accuser.
+    This is the case if the machine has an earlier offence without an accuser, or with a different accuser.
 
     Args:
         accuser: member whose claim is the only evidence of the offence; None if there is other evidence.

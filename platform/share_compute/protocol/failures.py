@@ -87,8 +87,8 @@ class InjectedFailure:
         point: point of the protocol; its ``role`` says whether members or the coordinator pass it.
         worker: member at which it happens; None for any member, and for points of the coordinator.
         step: open step in which it happens; None: any step.
-        occurrence: the failure happens at this pass through the point, counted from 1. Only passes that match
-            ``worker`` and ``step`` count.
+        occurrence: the number of the pass through the point at which the failure happens, from 1. Only passes that
+            match ``worker`` and ``step`` count.
         duration_s: duration in seconds, for a kind that has one.
         peers: members that a partition separates from the process. Without peers, a partition separates it
             from all other processes.

@@ -6,8 +6,9 @@ at a time. If a reduction cannot complete, for example because a member was lost
 `GatherFailed` for an exchange of weights, and `ComputeFailed` for cells of slices of sequences, which the members of a
 stage compute together.
 
-With `Membership.shares_optimizer`, a member updates the weights of its share alone. So it gets the other weights of its
-stage after each update, and at the beginning of each epoch, because a loss may have ended the last exchange.
+With `Membership.shares_optimizer`, a member updates only the weights of its share. So it receives the other weights of
+its stage after each update. It also receives them at the beginning of each epoch, because a loss may have ended the
+last exchange.
 
 A cell is the forward or the backward of one microbatch in one stage. The open step is the first step that is not
 committed. A backup and a catch-up replica are members that hold a copy of this member's state.
@@ -118,7 +119,7 @@ class MemberMachine:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the member holds all that the update of the open step needs."""
+        """Whether the member holds everything that the update of the open step needs."""
         return self._step.is_complete
 
     # -- events ------------------------------------------------------------------------------------------------------
@@ -251,7 +252,7 @@ class MemberMachine:
         return SendToCoordinator(Formed(self.epoch, self.worker))
 
     def _repeat_formed(self) -> list[Effect]:
-        """Answer a repeated `Form`: `Prepared` if the step is prepared, otherwise `Formed`, unless it is not due."""
+        """Answer a repeated `Form`: `Prepared` if the step is prepared, otherwise `Formed` if it is due."""
         if self._phase == "prepared":
             return self._prepare()
         return [] if self._is_forming else [self._formed()]
@@ -340,7 +341,7 @@ class MemberMachine:
         return [Discard(), SendToCoordinator(Broken(self.epoch, self.worker))]
 
     def _on_unusable(self, action: Action) -> list[Effect]:
-        """Discard all results of the open step. Reject the one that is not finite, unless the member is halted."""
+        """Discard all results of the open step. Reject the result that is not finite, unless the member is halted."""
         self._step = _Step(self._step.number, self._step.generation, arrived=self._step.arrived)
         if self.membership is None:
             return [Discard(), *self._settle()]

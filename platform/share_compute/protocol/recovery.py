@@ -45,8 +45,8 @@ def recover(
         step: the step; reports of another step are ignored.
         shares_optimizer: whether each member of a stage reduces only its share of the gradient. A reduced gradient then
             counts if all members of the stage have their shares of it.
-        slices: number of slices of each sequence. A slice is computed together with all others of its sequences, so
-            with several, the step begins again.
+        slices: number of slices of each sequence. All slices of a sequence are computed together, so the step restarts
+            if there are several.
     """
     if slices > 1:
         everybody = frozenset(worker for stage in stages for worker in stage)
@@ -81,7 +81,7 @@ class _Held:
             row = [reports[worker] for worker in stage if worker in reports and reports[worker].step == step]
             holders = tuple(report.worker for report in row if report.is_reduced)
             if holders and shares_optimizer and len(holders) < len(stage):
-                # The reduction of a share has overwritten the sums of the others.
+                # Reducing one share has overwritten the sums of the other shares.
                 self.forgets.update(holders)
                 row = [report for report in row if not report.is_reduced]
                 holders = ()

@@ -62,7 +62,7 @@ def round_the_blocks(owned: Sequence[Sequence[int]]) -> list[int]:
 def windows(stage_sizes: Sequence[int]) -> list[int]:
     """Return the window of each stage: the number of positions by which its forwards may run ahead of its backwards.
 
-    Positions are those of the global order.
+    Positions refer to the global order.
     """
     ahead = [0] * len(stage_sizes)
     for stage in range(len(stage_sizes) - 2, -1, -1):

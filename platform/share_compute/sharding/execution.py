@@ -70,7 +70,7 @@ class _OtherArguments(NamedTuple):
 
 
 class ShardedLayer(nn.Module):
-    """Layer that several devices compute together, as a plan of its operators says.
+    """Layer that several devices compute together, according to a plan of its operators.
 
     Each process of the mesh calls it with the same whole input, and gets the same whole output. Parameters of the layer
     become DTensors in place, with the values of the first process and the placements of the plan. Their gradients are
@@ -78,14 +78,14 @@ class ShardedLayer(nn.Module):
 
     Args:
         layer: the layer.
-        arguments: positional arguments of a call, of which the first is the hidden states. Calls must have tensors of
-            the same shapes, and all else must be equal.
+        arguments: positional arguments of a call, of which the first is the hidden states. Later calls must have
+            tensors of the same shapes, and equal other arguments.
         options: keyword arguments of a call.
         plan: plan of the layer's operators.
         mesh: devices, as a mesh of one dimension.
 
     Raises:
-        NotRunnable: the plan is of other operators, or an operator draws random numbers or changes a tensor in place.
+        NotRunnable: the plan has other operators, or an operator draws random numbers or changes a tensor in place.
         NotTraceable: operators depend on data.
     """
 
@@ -120,7 +120,7 @@ class ShardedLayer(nn.Module):
         """Return a sharded layer with the same graph and plan, without tracing.
 
         Args:
-            layer: a layer with equal modules. Its parameters become DTensors, as those of the first one.
+            layer: a layer with equal modules. Its parameters become DTensors, like those of the first layer.
         """
         other = copy.copy(self)
         vars(other)["_modules"] = {"layer": layer}
@@ -202,11 +202,11 @@ class ShardedLayer(nn.Module):
         return _Placed(part, strategy.output)
 
     def _part_of_experts(self, operator: Operator, strategy: Strategy, tensors: list[Tensor]) -> Tensor:
-        """Return what this device's experts add to the output, or the output of this device's tokens."""
+        """Return the contribution of this device's experts to the output, or the output of this device's tokens."""
         hidden, index, *others = tensors
         first = 0
         if strategy.output.value == PARTIAL:
-            # If a near tie was decided in another way on another device, a token would be lost or counted twice.
+            # If another device decided a near tie differently, a token would be lost or counted twice.
             index = index.contiguous()
             distributed.broadcast(index, group=self.mesh.get_group(), group_src=0)
             first = self.mesh.get_local_rank() * others[1].shape[0]
@@ -241,7 +241,7 @@ class ShardedLayer(nn.Module):
         return by_name[name]
 
     def _parameter_layouts(self) -> dict[str, str]:
-        """Return the placement of each parameter; operators that need different ones share a replicated one."""
+        """Return the placement of each parameter; it is replicated if operators need different placements."""
         found: defaultdict[str, set[str]] = defaultdict(set)
         for operator, strategy in zip(self._graph.operators, self._strategies, strict=True):
             for tensor, layout in zip(operator.inputs, strategy.inputs, strict=True):
@@ -275,7 +275,7 @@ def _program(found: TracedLayer, graph: OperatorGraph) -> _Program:
 
 
 class ShardedLayers(nn.Module):
-    """Layers with the same arguments, one after the other, whose hidden states stay cut between them."""
+    """Layers with the same arguments, one after the other, whose hidden states stay sharded between them."""
 
     def __init__(self, layers: Sequence[ShardedLayer]) -> None:
         super().__init__()
@@ -292,7 +292,7 @@ class ShardedLayers(nn.Module):
 
 
 class _Program:
-    """Exported program of a layer, whose operators are computed by a function of the caller."""
+    """Exported program of a layer; a function of the caller computes its operators."""
 
     def __init__(self, found: TracedLayer, graph: OperatorGraph) -> None:
         self._graph = graph
@@ -347,7 +347,7 @@ class _Program:
             given: tensors among the arguments of a call.
             parameters: parameters of the layer, by name.
             buffers: buffers of the layer, by name.
-            output: returns the output of the operator at a place, from its inputs.
+            output: function from the index of an operator and its inputs to the operator's output.
         """
         known = self._known(given, parameters, buffers)
         device = given[0].local.device

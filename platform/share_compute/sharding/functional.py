@@ -1,6 +1,6 @@
-"""Functional sharding: a call of a function whose inputs and outputs are cut as specs say.
+"""Functional sharding: a call of a function with inputs and outputs that are sharded by specs.
 
-This is ``shard(in_strategy, out_strategy)`` of MindSpore, carried out by DTensor. Layouts between inputs and outputs
+This is ``shard(in_strategy, out_strategy)`` of MindSpore, implemented with DTensor. Layouts between inputs and outputs
 are propagated by DTensor's own rules.
 """
 
@@ -35,18 +35,18 @@ def shard(
     *,
     parameter_specs: Mapping[str, Spec] | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that computes with inputs and outputs cut as specs say.
+    """Return a function whose inputs and outputs are sharded according to specs.
 
-    A spec has the number of parts of each dimension: ``(2, 1)`` cuts rows into halves. Devices that a spec does not
-    need repeat its parts. Plain tensors are inputs that each device has as a whole. DTensors on the same mesh are
+    A spec has the number of parts of each dimension: ``(2, 1)`` cuts rows into halves. Devices beyond the number of
+    parts hold copies. A plain tensor is an input that each device holds whole. DTensors on the same mesh are
     redistributed. Outputs are DTensors.
 
     Args:
-        module_or_function: what is called. Parameters of a module become DTensors in place.
-        in_specs: spec of each positional argument. None for an argument keeps its layout, and None alone keeps all.
-            One spec alone is that of the only argument.
+        module_or_function: the module or function to call. Parameters of a module become DTensors in place.
+        in_specs: spec of each positional argument. None for an argument keeps its layout, and None alone keeps all. A
+            single spec is for a single argument.
         out_specs: spec of each output. None for an output keeps the layout that DTensor propagates, and None alone
-            keeps all. One spec alone is that of the only output.
+            keeps all. A single spec is for a single output.
         mesh: a mesh, its shape, or the number of its devices. Without a mesh, all devices of the process group form it.
         parameter_specs: specs of a module's parameters by name; the others are replicated.
 

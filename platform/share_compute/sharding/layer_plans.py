@@ -41,7 +41,7 @@ class PlannedLayer(NamedTuple):
 
 
 def planned(layer: nn.Module, call: Call, ranks: int, operators: OperatorsSpec) -> PlannedLayer | str:
-    """Return how ranks divide a layer, or why they do not.
+    """Return how ranks divide a layer, or why they cannot.
 
     Args:
         layer: the layer.
@@ -85,7 +85,7 @@ def planned(layer: nn.Module, call: Call, ranks: int, operators: OperatorsSpec) 
 
 
 def undivided(shard: Shard, ranks: int, layer: int, reason: str) -> UserError:
-    """Return the error for a stage of which ranks can divide no layer.
+    """Return the error for a stage without a layer that ranks can divide.
 
     Args:
         shard: layers of the stage.
@@ -101,10 +101,10 @@ def undivided(shard: Shard, ranks: int, layer: int, reason: str) -> UserError:
 
 
 def require_parallelism(blueprint: Blueprint, spec: TrainJob) -> None:
-    """Check that a model can be computed as ``parallelism`` says, by ranks or in slices of sequences.
+    """Check that a model supports ``parallelism``: division by ranks, or slices of sequences.
 
-    Models of declared layers and text encoders are not checked for ranks: their layers are planned when a member has
-    them. Neither are models whose code around the layers needs data.
+    For ranks, models of declared layers and text encoders are not checked: their layers are planned when a member holds
+    them. Models whose code around the layers needs data are not checked either.
 
     Args:
         blueprint: the model.
@@ -148,7 +148,7 @@ def _on_meta(value: Any) -> Any:
 
 
 def empty_copy(layer: nn.Module) -> nn.Module:
-    """Return a copy of a layer with parameters on the meta device, as its class computes it."""
+    """Return a copy of a layer, of the layer's own class, with parameters on the meta device."""
     memo: dict[int, Any] = {id(each): each for each in layer.buffers()}
     for parameter in layer.parameters():
         memo[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)

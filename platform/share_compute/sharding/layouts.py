@@ -16,7 +16,7 @@ WHOLE = TensorLayout(REPLICATE, REPLICATE)
 
 
 def placement_of(text: str) -> Placement:
-    """Return the placement that a plan writes as text, such as ``Shard(1)``."""
+    """Return the placement for its text in a plan, such as ``Shard(1)``."""
     if text == REPLICATE:
         return Replicate()
     return Partial() if text == PARTIAL else Shard(int(text.removeprefix("Shard(").removesuffix(")")))
@@ -32,7 +32,7 @@ def text_of(placement: Placement) -> str:
 def redistribute(local: Tensor, source: TensorLayout, target: TensorLayout, mesh: DeviceMesh) -> Tensor:
     """Return the local part of a tensor in another layout.
 
-    In the backward pass, the gradient goes from the layout of gradients in ``target`` to the one in ``source``.
+    In the backward pass, the gradient goes from the gradient layout of ``target`` to that of ``source``.
 
     Args:
         local: this device's part of the tensor.
@@ -72,7 +72,7 @@ def _moved(local: Tensor, source: str, target: str, mesh: DeviceMesh) -> Tensor:
 
 
 def _as_summand(local: Tensor, source: str, mesh: DeviceMesh) -> Tensor:
-    """Return this device's summand of a tensor that it has as a whole, or has a part of. Nothing is sent."""
+    """Return this device's summand of a tensor that it holds whole or in part. Nothing is sent."""
     rank = mesh.get_local_rank()
     if source == REPLICATE:
         return local.clone() if rank == 0 else torch.zeros_like(local)

@@ -1,4 +1,4 @@
-"""Operations of torch on one device's parts of tensors, as the strategy of the operator divides them."""
+"""Operations of torch on one device's parts of tensors, divided by the operator's strategy."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _LOCAL_SIZES = {"narrow", "split_with_sizes", "unflatten"}
 
 
 class NotRunnable(UserError):
-    """Error: a layer cannot be run as a plan of operators says."""
+    """Error: a layer cannot be run with its plan of operators."""
 
     code = "operators-not-runnable"
 
 
 def computed_by(node: fx.Node) -> fx.Node:
-    """Return the node of the operation whose output, or one of whose outputs, a node is."""
+    """Return the node of the operation that has this node as its output or as one of its outputs."""
     if node.target is operators.getitem:
         source = node.args[0]
         assert isinstance(source, fx.Node)
@@ -59,7 +59,7 @@ def reason_to_replicate(operator: Operator, strategy: Strategy) -> str:
 
 
 def require_runnable(operator: Operator, node: fx.Node) -> None:
-    """Raise NotRunnable if parts of an operation would not give the result of the whole operation."""
+    """Raise NotRunnable if the parts of an operation cannot be combined to the whole operation's result."""
     target = node.target
     operation = _operation(operator.target)
     schema = getattr(target, "_schema", None)
@@ -106,7 +106,7 @@ def computed_part(
     if strategy.output.value == PARTIAL and operation in _BIASED and rank > 0:
         for place, layout in enumerate(strategy.inputs):
             if layout.value == REPLICATE:
-                # The first device adds the bias. The others add zeros that have the gradient of the bias.
+                # The first device adds the bias. The others add zeros, through which the bias gets its gradient.
                 own[place] = own[place] - own[place].detach()
     shape = None
     if operation in _SIZED and not isinstance(source.args[1], torch.dtype):
@@ -123,7 +123,7 @@ def _called(node: fx.Node, tensors: Sequence[Tensor], device: torch.device, shap
     given = iter(tensors)
     arguments, options = tree_unflatten(
         [
-            # The program was exported on the meta device.
+            # The program was exported on the meta device, so its device arguments are replaced.
             next(given) if isinstance(leaf, fx.Node) else device if isinstance(leaf, torch.device) else leaf
             for leaf in leaves
         ],
@@ -135,7 +135,7 @@ def _called(node: fx.Node, tensors: Sequence[Tensor], device: torch.device, shap
     elif _operation(str(source.target)) == "expand":
         found = arguments[0].expand(shape)
     else:
-        # A part of a tensor may have other strides than the whole, so a view may need a copy.
+        # A part may have other strides than the whole tensor, so a view may need a copy.
         found = arguments[0].reshape(shape)
     return found if source is node else found[node.args[1]]
 

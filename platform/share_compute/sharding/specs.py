@@ -20,7 +20,7 @@ Spec = tuple[int, ...]
 
 
 class ShardingRefused(UserError):
-    """Error: a tensor cannot be sharded as a spec says, or a mesh cannot be made."""
+    """Error: a tensor cannot be sharded by its spec, or a mesh cannot be made."""
 
     code = "sharding-refused"
 
@@ -100,7 +100,7 @@ def placements_of(spec: Spec, shape: Sequence[int], mesh: DeviceMesh, name: str)
         name: name of the tensor in messages.
 
     Raises:
-        ShardingRefused: the tensor or the mesh cannot be divided so.
+        ShardingRefused: the tensor or the mesh cannot be divided as the spec requires.
     """
     if len(spec) != len(shape):
         raise ShardingRefused(
@@ -129,7 +129,7 @@ def placements_of(spec: Spec, shape: Sequence[int], mesh: DeviceMesh, name: str)
 
 @lru_cache(maxsize=4096)
 def _owners(spec: Spec, mesh_shape: tuple[int, ...]) -> tuple[int | None, ...] | None:
-    """Return for each dimension of a mesh the dimension of the tensor that it cuts; None if there is no way."""
+    """Return, for each dimension of a mesh, the dimension of the tensor that it shards; None if impossible."""
     for owners in itertools.product((*range(len(spec)), None), repeat=len(mesh_shape)):
         parts_of = [1] * len(spec)
         for owner, size in zip(owners, mesh_shape, strict=True):
@@ -145,12 +145,12 @@ def distribute_parameters(
     mesh: DeviceMesh,
     placements: Callable[[Sequence[str], nn.Parameter], Sequence[Placement]],
 ) -> None:
-    """Replace the parameters of a module by DTensors with the values of the first device; tied ones stay tied.
+    """Replace the parameters of a module by DTensors with the values of the first device; tied parameters stay tied.
 
     Args:
-        module: the module. Parameters that are DTensors already are left as they are.
+        module: the module. Its existing DTensors stay unchanged.
         mesh: the mesh.
-        placements: returns the placements of a parameter from all its names.
+        placements: function from all names of a parameter to its placements.
     """
     names_of = defaultdict[nn.Parameter, list[str]](list)
     for name, parameter in module.named_parameters(remove_duplicate=False):

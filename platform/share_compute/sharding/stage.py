@@ -1,8 +1,8 @@
 """A stage whose layers several ranks compute together, led by the first rank.
 
-The first rank runs the model's own code, in which it replaces the layers. The other ranks follow its commands: each of
-them runs its part of a layer forward, and later backward. All ranks map the same memory, which has the parameters of
-these layers and their gradients. So an update by the first rank needs no transfer, and neither do gradients.
+The first rank runs the model's own code, with the layers replaced. The other ranks follow its commands: each runs its
+part of a layer forward, and later backward. All ranks map the same memory, which holds the parameters of these layers
+and their gradients. So neither updates by the first rank nor gradients need a transfer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIELDS = Struct("<BIQ???")
 
 
 class Command(NamedTuple):
-    """Order of the first rank to the others."""
+    """Command of the first rank to the other ranks."""
 
     kind: _Kind
     layer: int = 0
@@ -152,14 +152,14 @@ class DividedLayer:
                 self.gradients.append(take(parameter))
 
     def fits(self, hidden: Tensor, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
-        """Return whether a call has the arguments for which the layer was divided, except for the values of hidden."""
+        """Return whether a call has the arguments that the layer was divided for; hidden states may differ."""
         if hidden.shape != self.entering.shape or set(options) != set(self._options):
             return False
         fixed, tensors = _leaves(arguments, {name: options[name] for name in self._options})
         return fixed == self._fixed and all(map(torch.equal, tensors, self._tensors))
 
     def forward(self, command: Command, hidden: Tensor) -> Tensor:
-        """Return the whole output of a whole input, and keep what the backward pass needs."""
+        """Return the whole output for a whole input, and keep the tensors that the backward pass needs."""
         self._sharded.train(command.trains)
         leaf = hidden.detach().requires_grad_(command.needs_gradient)
         with torch.set_grad_enabled(bool(command.cell) and not self._recomputes):
@@ -195,12 +195,12 @@ class DividedLayer:
         return reached
 
     def discard(self, cell: int) -> None:
-        """Drop what was kept for a backward pass that never comes."""
+        """Drop the tensors kept for a backward pass that will not run."""
         self._open.pop(cell, None)
 
 
 def _leaves(arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[Any], list[Tensor]]:
-    """Return the values that are not tensors, with None in the places of tensors, and the tensors."""
+    """Return the tensors among some values, and the values with None in place of the tensors."""
     leaves, structure = tree_flatten((list(arguments), dict(options)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return [*(None if isinstance(leaf, Tensor) else leaf for leaf in leaves), structure], tensors
@@ -229,7 +229,7 @@ class DividedStage:
     call `follow` for each command.
 
     Args:
-        stage: the stage. On other ranks than the first one, only its layers are used later.
+        stage: the stage. Ranks other than the first later use only its layers.
         blueprint: blueprint of the whole model.
         batch: samples in a microbatch.
         length: tokens of a sample, for texts.
@@ -352,9 +352,9 @@ class DividedStage:
         return output
 
     def backward(self, followers: Followers, command: Command, gradient: Tensor) -> list[Tensor | None]:
-        """Return the gradient of a layer's input, if it is needed, and those of its parameters."""
+        """Return the gradient of a layer's input, if it is needed, and the gradients of its parameters."""
         reached = self._together(followers, command, gradient, self._backward)
-        followers.wait()  # until each rank has written its parts of the gradients
+        followers.wait()  # wait until each rank has written its parts of the gradients
         return [reached, *self._layers[command.layer].gradients]
 
     def _together(
@@ -411,7 +411,7 @@ class DividedStage:
 
 
 class _Cell(torch.autograd.Function):
-    """A layer's forward and backward pass on all ranks, as the first rank's autograd graph has it."""
+    """A layer's forward and backward pass on all ranks, as one node of the first rank's autograd graph."""
 
     @staticmethod
     def forward(
@@ -431,7 +431,7 @@ class _Cell(torch.autograd.Function):
 
 
 class _Pass:
-    """Object that lives as long as the autograd graph of a forward pass."""
+    """Object with the lifetime of the autograd graph of a forward pass."""
 
 
 class _Recorded(Exception):
@@ -478,7 +478,7 @@ def _sample(stage: Stage, blueprint: Blueprint, batch: int, length: int) -> Tens
 
 
 def _kinds(stage: Stage, blueprint: Blueprint) -> dict[int, int]:
-    """Return for each layer the first layer that is like it."""
+    """Return, for each layer, the first layer that is like it."""
     places = list(stage.layers)
     if blueprint.config is None:
         return {place: place for place in places}
@@ -494,14 +494,14 @@ def _are_equal(one: Call, other: Call) -> bool:
     fixed, tensors = _leaves(*one)
     others_fixed, others = _leaves(*other)
     shapes = [each.shape for each in tensors]
-    # The values of the hidden states, which come first, may differ.
+    # Hidden states, the first argument, may have other values.
     return (fixed, shapes) == (others_fixed, [each.shape for each in others]) and all(
         map(torch.equal, tensors[1:], others[1:])
     )
 
 
 def _recipe(layer: nn.Module, call: Call, mesh: DeviceMesh, operators: OperatorsSpec) -> _Recipe | str:
-    """Return how the ranks divide a layer, or why they do not."""
+    """Return how the ranks divide a layer, or why they cannot."""
     found = planned(layer, call, mesh.size(), operators)
     if isinstance(found, str):
         return found

@@ -96,7 +96,7 @@ class FleetPlanner:
             alive: whether each machine is present, shape ``[machines]``.
         """
         if self._refused is not None and not (alive & ~self._refused).any():
-            return None  # no machine was added since a search over all present machines failed
+            return None  # no machine was added since the last search over all present machines failed
         there = [int(machine) for machine in np.flatnonzero(alive & (self.flops_per_s > 0))]
         few = self._candidates(there)
         layout = self._search(few)

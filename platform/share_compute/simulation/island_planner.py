@@ -36,7 +36,7 @@ _MOST_SPARES = 4
 
 
 class PlannedIsland(NamedTuple):
-    """A plan for an island with some number of branches."""
+    """A plan for an island with a given number of branches."""
 
     machines: tuple[int, ...]
     """Indices of the machines that hold layers."""
@@ -112,7 +112,7 @@ class IslandPlanner:
         return found
 
     def _times_alone(self) -> NDArray[np.float64]:
-        """Return a rough time of a round of one branch on each machine alone: of its steps and its link to the server.
+        """Estimate a round of one branch on each machine alone, from its step time and its link to the server.
 
         The time is infinite for machines whose speed was not measured.
         """
@@ -131,7 +131,7 @@ class IslandPlanner:
         return times
 
     def _candidates(self, most: int) -> list[int]:
-        """Return up to ``most`` machines: half the best of all, and the best ones of each region in turn."""
+        """Return up to ``most`` machines: half are the best of all, half the best of each region in turn."""
         if len(self._ranked) <= most:
             return sorted(self._ranked)
         chosen = dict.fromkeys(self._ranked[: most // 2])
@@ -181,7 +181,7 @@ class IslandPlanner:
         return Topology(contributors, tuple(links))
 
     def replaced(self, machines: Sequence[int], branches: int, near: int) -> PlannedIsland | None:
-        """Return a plan for the machines that are left of an island, with spare machines as far as needed.
+        """Return a plan for the remaining machines of an island, with spare machines where needed.
 
         Args:
             machines: machines of the island that are present.
@@ -205,7 +205,7 @@ class IslandPlanner:
         return branches * self._policy.every * planned.step_s + planned.upload_s + download_s
 
     def _spares(self, near: int) -> list[int]:
-        """Return free machines: the best of all, and the best ones in the region of a lost machine."""
+        """Return free machines: the best overall, and the best in the region of a lost machine."""
         free = [one for one in self._ranked if self.is_there[one] and not self.is_used[one]]
         near_by = [one for one in free if self._region[one] == self._region[near]]
         return list(dict.fromkeys((*near_by[:_MOST_SPARES], *free[:_MOST_SPARES])))

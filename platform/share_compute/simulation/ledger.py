@@ -90,7 +90,7 @@ class Ledger:
             self._hours["redoing_s"] += redone * self.step_s
 
     def _draw(self, steps: int, start_s: float, stop_s: float) -> None:
-        """Add steps to the curve, spread evenly over the time from ``start_s`` to ``stop_s``."""
+        """Add steps to the curve, evenly over the time from ``start_s`` to ``stop_s``."""
         if not steps:
             return
         edges = np.linspace(0.0, self._duration_s, _CURVE_POINTS + 1)

@@ -1,14 +1,16 @@
 """Simulates a job whose branches merge in rounds, on a fleet whose machines leave and return.
 
-`RoundsMachine`, which decides on the merges of real jobs, decides here as well. The first placement is that of
-`place_branches`, and the times of steps and exchanges are predictions of the planner.
+`RoundsMachine` decides on merges, as in real jobs. `place_branches` makes the first placement, and the planner predicts
+the times of steps and exchanges.
 
 - A branch computes its steps, sends its contribution, waits for the merge, and receives the updates that it needs.
   Merges take 0 s. Steps do not overlap with merges.
-- After the loss of one of several machines, an island continues from its last step, with a spare machine if it can.
-- After the loss of its only machine, an island begins its rounds again on a spare machine, with the newest weights that
-  its branches may use. Contributions that wait for a merge are withdrawn, as in real jobs.
-- An island without enough machines waits until a machine returns. It moves back when its first machines are all there.
+- After the loss of one of several machines, an island continues from its last step, with a spare machine if one is
+  free.
+- After the loss of its only machine, an island restarts its rounds on a spare machine, with the newest weights that its
+  branches may use. Contributions that wait for a merge are withdrawn, as in real jobs.
+- An island without enough machines waits until a machine returns. It moves back when all its first machines are
+  present.
 
 The job trains until the end of the simulation.
 """
@@ -85,7 +87,7 @@ class _Branch:
 
 
 class _End(NamedTuple):
-    """The end of a branch's phase, or a time at which a round may be due (without a branch)."""
+    """An event: a phase of a branch ends, or, without a branch, a round may be due."""
 
     time_s: float
     order: int
@@ -178,7 +180,7 @@ class _Run:
     # -- phases of branches ------------------------------------------------------------------------------------------
 
     def advance(self, until_s: float) -> None:
-        """Move the clock, and end all phases that end by then."""
+        """Move the clock, and end all phases that are due by then."""
         while self._ends and self._ends[0].time_s <= until_s:
             end = heappop(self._ends)
             self._measure(end.time_s)
@@ -223,7 +225,7 @@ class _Run:
         self._enter(branch, "computing", pause_s + branch.island.compute_s(self._policy.every))
 
     def _begin_again(self, branch: _Branch, pause_s: float) -> None:
-        """Begin a round without the state of the last members, with the newest weights that the branch may use."""
+        """Restart a round without the state of the lost members, from the newest weights that the branch may use."""
         self._drop_work(branch)
         if not self._policy.keeps_own_weights:
             branch.round = self._machine.open_round
@@ -240,7 +242,7 @@ class _Run:
         self._answer(branch)
 
     def _tell(self, event: RoundEvent) -> None:
-        """Give the state machine an event, and carry out its effects."""
+        """Pass an event to the state machine, and carry out its effects."""
         for effect in self._machine.handle(event):
             if isinstance(effect, ContributionIgnored):
                 self._counts["ignored"] += 1
@@ -256,7 +258,7 @@ class _Run:
                 self._answer(branch)
 
     def _answer(self, branch: _Branch) -> None:
-        """Send a waiting branch the updates with which it continues, unless it has to wait for other branches."""
+        """Send a waiting branch the updates with which it continues, unless it must wait for other branches."""
         if branch.phase != "waiting":
             return
         versions = self._machine.updates(BranchRun(branch.round, branch.number))
@@ -286,7 +288,7 @@ class _Run:
             self._lose(island_there, event.machine)
 
     def _lose(self, island: _Island, machine: int) -> None:
-        """Continue an island without a machine that was lost."""
+        """Continue an island after the loss of a machine."""
         left = [one for one in island.plan.machines if one != machine]
         old_s = island.plan.step_s
         self._free(island)
@@ -314,7 +316,7 @@ class _Run:
         self._counts["replaced"] += 1
 
     def _drop_work(self, branch: _Branch) -> None:
-        """Withdraw a branch's contributions that wait for a merge, and count the time of a round that begins again."""
+        """Withdraw a branch's contributions that wait for a merge, and count the time of a restarted round as lost."""
         withdrawn = self._machine.withdraw(branch.number)
         if withdrawn or branch.phase in {"computing", "sending"}:
             self._count_time(branch)
@@ -325,7 +327,7 @@ class _Run:
             self._counts["restarts"] += 1
 
     def _settle(self, island: _Island, near: int) -> None:
-        """Give an island without machines new ones, if enough are free."""
+        """Give new machines to an island that has none, if enough are free."""
         planned = self._fleet.replaced((), len(island.branches), near)
         if planned is None:
             return
@@ -335,7 +337,7 @@ class _Run:
             self._begin_again(branch, self._rules.search_s + self._rules.start_s + planned.fetch_s)
 
     def _move_back(self) -> None:
-        """Move islands back whose branches wait, and whose first machines are all present and free."""
+        """Move islands with waiting branches back to their first machines, if all of these are present and free."""
         fleet = self._fleet
         for island in self._islands:
             home, used = island.home, island.plan.machines

@@ -1,9 +1,9 @@
 """Cost of a membership change, for example after a machine's death: work that is computed again, and a pause.
 
-A membership change ends the epoch, and committed steps are kept. In the step in progress, microbatches of members that
-left a stage are computed again in this stage. If the stages get other layers, the whole step is computed again. New
-members fetch the state of their layers. One cost is left out: a stage that is interrupted while it sums its gradients
-computes them again.
+A membership change ends the epoch, and committed steps are kept. In the step in progress, a stage recomputes the
+microbatches of members that left it. If the stages get other layers, the whole step is recomputed. New members fetch
+the state of their layers. One cost is left out: a stage that is interrupted while it sums its gradients recomputes
+them.
 """
 
 from __future__ import annotations

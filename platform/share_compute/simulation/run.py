@@ -100,9 +100,9 @@ class _Run:
         self._counts: Counter[str] = Counter(searches=1)
         self._alive = np.ones(len(topology.contributors), dtype=bool)
         self._is_running = True
-        # This is the current layout, or the last one while no plan is possible.
+        # The current layout, or the last one while no plan is possible.
         self._layout = self._planner.first_plan()
-        # These are the last layout whose members had all their state, and the machines that died since then.
+        # The last layout whose members had all their state, and the machines that died since then.
         self._holders, self._gone = self._layout, set[int]()
         self._switch: tuple[float, Layout] | None = None
         self._searched_s, self._has_returned = 0.0, False
@@ -205,7 +205,7 @@ class _Run:
         return self._planner.plan(self._alive)
 
     def _settle(self, now_s: float) -> None:
-        """Record the members of the current layout as holders of the state, if all of them have received it."""
+        """Record the members of the current layout as holders of the state, once all of them have received it."""
         if now_s >= self._ledger.begun_s:
             self._holders, self._gone = self._layout, set()
 

@@ -84,7 +84,7 @@ class Block:
 
     @property
     def transposed(self) -> sparse.csc_array:
-        """Values, ``[places, rows]``, in the arrays of the matrix: a copy by rows takes more time in products too."""
+        """Values ``[places, rows]``, sharing the arrays of the matrix: products with a copy by rows are slower."""
         return self.matrix.T
 
 
@@ -101,7 +101,7 @@ def entry_places(rows: RawRows) -> Places:
 
 
 def block_of(rows: RawRows, *, with_bias: bool = False) -> Block:
-    """Return rows as a block.
+    """Convert rows to a block.
 
     Raises:
         UserError: a key is too large.
@@ -130,7 +130,7 @@ class RangeCut:
 
 
 def cut_of(places: Places, ranges: int) -> RangeCut:
-    """Return how sorted places are cut into ranges."""
+    """Return the cut of sorted places into ranges."""
     ends = cuts(places, ranges)
     slices = tuple(slice(start, stop) for start, stop in pairwise(ends))
     return RangeCut(slices, tuple(digest_of(places[part]) for part in slices))

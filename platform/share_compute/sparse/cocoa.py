@@ -81,7 +81,7 @@ class DualWorker:
         """Dual variable of each row."""
 
     def solve(self, weights: Vector, passes: int, draw: np.random.Generator) -> RoundResult:
-        """Improve the dual variables of all rows ``passes`` times, each time in another order.
+        """Improve the dual variables of all rows ``passes`` times, each time in a new order.
 
         Args:
             weights: weights of the places of the block.
@@ -92,7 +92,7 @@ class DualWorker:
         primal_sum, dual_sum = self._sums(scores)
         factor = self._problem.scale * self._problem.workers
         before = self.duals.copy()
-        # Python lists and slices of arrays are faster here than operations on one number at a time.
+        # Python lists and slices of arrays are faster here than numpy operations on single numbers.
         view = np.array(weights, np.float64)
         starts = self._matrix.indptr.tolist()
         columns, values = self._matrix.indices, self._matrix.data

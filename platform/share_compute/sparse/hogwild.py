@@ -28,10 +28,10 @@ class HogwildTraining:
     Args:
         model: a model that needs no totals.
         rule: rule of the rows.
-        blocks: minibatches, which are dealt out to the threads.
+        blocks: minibatches, which are divided among the threads.
         threads: number of threads.
         seed: seed of the order.
-        snapshot: rows to begin with, which another training of the same blocks returned.
+        snapshot: initial rows, from an earlier training of the same blocks.
 
     Raises:
         ValueError: workers of the rule need totals, which threads cannot keep without locks.
@@ -64,7 +64,7 @@ class HogwildTraining:
         self._shares = [share for share in shares if share]
 
     def train(self, number: int) -> float:
-        """Make one pass over all minibatches; return the mean loss, of each minibatch before its own update.
+        """Make one pass over all minibatches; return the mean loss, measured for each minibatch before its update.
 
         Args:
             number: number of the pass, from 0, on which the order of minibatches depends.
@@ -86,7 +86,7 @@ class HogwildTraining:
             gradient, loss = self._model.gradient(block, weights, NO_TOTALS)
             old = state[at]
             change = self._rule.changed(old, gradient, bias, counters) - old
-            # Numbers are added in place one by one. Storing the rows would undo what other threads did meanwhile.
+            # Numbers are added in place one by one. Storing whole rows would undo concurrent updates of other threads.
             np.add.at(numbers, (at[:, None] * width + columns).ravel(), change.ravel())
             counters.examples += block.rows
             counters.updates += 1

@@ -60,7 +60,7 @@ def check_first_rows(spec: SparseJob) -> None:
 
 
 def chosen_machines(spec: SparseJob, machines: Sequence[Contributor]) -> list[Contributor]:
-    """Return the machines with most memory, no more than the job can use."""
+    """Return the machines with the most memory, at most as many as the job can use."""
 
     def memory_bytes(machine: Contributor) -> int:
         return sum(device.memory_bytes for device in machine.devices)
@@ -70,7 +70,7 @@ def chosen_machines(spec: SparseJob, machines: Sequence[Contributor]) -> list[Co
 
 
 def placement_sentence(spec: SparseJob, machines: Sequence[Contributor]) -> str:
-    """Return which processes run on these machines, in words."""
+    """Return a sentence about the processes that run on these machines."""
     training, names = spec.training, listed([machine.name for machine in machines])
     if training.hogwild_threads is not None:
         return f"{_count(training.hogwild_threads, 'thread')} on {names}"
@@ -89,21 +89,21 @@ def _count(number: int, word: str) -> str:
 def worker_memory_bytes(settings: SparseSettings, machines: Sequence[Contributor], rows: int) -> int:
     """Return the size of the minibatches that a worker may keep in memory; it keeps the others in a file.
 
-    Servers and backups come first. Workers share half of the rest of each machine's lent memory; the other half is for
-    messages, and for what they compute.
+    Servers and backups get memory first. Workers share half of each machine's remaining lent memory; the other half is
+    for messages and computations.
 
     Args:
         settings: settings of the model.
         machines: machines on which ranges and workers are placed in turn.
-        rows: number of rows of weights, about.
+        rows: approximate number of rows of weights.
 
     Raises:
         UserError: a machine does not lend enough memory for its ranges.
     """
     number = len(machines)
     state_bytes = 4 * settings.build_rule().state_width
-    # Server: the table grows by doubling; a checkpoint is a copy and its bytes; measuring is a copy and a table.
-    # Backup: the table, and the snapshot with which it begins, as bytes and as arrays.
+    # Server: the table grows by doubling; a checkpoint takes a copy and its bytes; measuring takes a copy and a table.
+    # Backup: the table, and its first snapshot, as bytes and as arrays.
     row_bytes = 6 * state_bytes + 56 + (4 * state_bytes + 32 if number > 1 else 0)
     num_ranges, num_workers = -(-settings.ranges // number), -(-settings.workers // number)
     ranges_bytes = num_ranges * -(-rows // settings.ranges) * row_bytes
@@ -120,10 +120,10 @@ def worker_memory_bytes(settings: SparseSettings, machines: Sequence[Contributor
 
 
 def _rest_bytes(machine: Contributor, needed_bytes: int, what: str, hint: str) -> int | None:
-    """Return the memory that a machine lends beside what is needed; None if its main memory is not known.
+    """Return the lent memory of a machine minus the required memory; None if its main memory is not known.
 
     Raises:
-        UserError: it lends less.
+        UserError: the machine lends less than required.
     """
     lent = max((device.memory_bytes for device in machine.devices if device.kind == "cpu"), default=None)
     if lent is None:
@@ -142,7 +142,7 @@ def require_memory(spec: SparseJob, machines: Sequence[Contributor], prepared: D
     Args:
         spec: a job that is trained by CoCoA or by Hogwild threads.
         machines: machines on which workers are placed in turn.
-        prepared: its rows.
+        prepared: rows of the job.
 
     Raises:
         UserError: a machine does not lend enough memory for its workers.
@@ -157,7 +157,7 @@ def require_memory(spec: SparseJob, machines: Sequence[Contributor], prepared: D
         hint = "lend more memory, or add machines and raise training.workers"
     else:
         state_bytes = 4 * settings_of(spec, prepared).build_rule().state_width
-        # The rows of weights, a copy with its bytes for a checkpoint, and the result.
+        # the rows of weights, a copy with its bytes for a checkpoint, and the result
         needs = [
             prepared.entries[0] * _BLOCK_ENTRY_BYTES + prepared.keys * (4 * state_bytes + _KEY_BYTES),
         ]
@@ -183,7 +183,7 @@ def settings_of(spec: SparseJob, prepared: DealtRows) -> SparseSettings:
 
     Args:
         spec: a job whose model is not trained by CoCoA.
-        prepared: its rows.
+        prepared: rows of the job.
     """
     training, model = spec.training, spec.model
     assert not isinstance(model, RidgeSpec | SvmSpec), f"{model.name} is trained by CoCoA"

@@ -26,11 +26,12 @@ _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
 
 def places_of(keys: NDArray[np.uint64], *, is_second: bool = False) -> Places:
-    """Return the places of keys, ``[keys]``: the finalizer of splitmix64 (Steele et al. 2014), which is one to one.
+    """Return the places of keys, ``[keys]``: the finalizer of splitmix64 (Steele et al. 2014), which is a bijection.
 
     Args:
         keys: numbers below `KEY_LIMIT`.
-        is_second: whether the keys are of a second kind, such as items beside users. They have other places.
+        is_second: whether the keys are of a second kind, such as items beside users. Keys of the two kinds have
+            different places.
 
     Raises:
         UserError: a key is too large.
@@ -87,7 +88,7 @@ def range_bounds(number: int, ranges: int) -> tuple[int, int]:
 
 
 def cuts(places: Places, ranges: int) -> list[int]:
-    """Return where sorted places are to be cut into ranges: ``ranges + 1`` indices, from 0 to the number of places."""
+    """Return the indices at which sorted places are cut into ranges: ``ranges + 1``, from 0 to the number of places."""
     starts = np.array([range_bounds(number, ranges)[0] for number in range(1, ranges)], dtype=np.uint64)
     return [0, *np.searchsorted(places, starts).tolist(), len(places)]
 
@@ -98,7 +99,7 @@ def digest_of(places: Places) -> str:
 
 
 def bias_rows(places: Places) -> slice:
-    """Return where the bias is among sorted places: a slice of one row, or of none."""
+    """Return the slice of the bias among sorted places: one row, or none."""
     at = int(np.searchsorted(places, np.uint64(BIAS)))
     return slice(at, at + (at < len(places) and int(places[at]) == BIAS))
 
@@ -106,7 +107,7 @@ def bias_rows(places: Places) -> slice:
 class PlaceIndex:
     """Assigns row numbers to places, in the order in which they are added. A place never changes its row.
 
-    New places are in a list of their own until they are an eighth of all, because changes of a long list are slow.
+    New places stay in a separate list until they are an eighth of all, because changing a long list is slow.
     """
 
     def __init__(self, places: Sequence[Places] = ()) -> None:
@@ -140,7 +141,7 @@ class PlaceIndex:
         return rows
 
     def add(self, places: Places) -> Rows:
-        """Return the row of each place, and add those that are new. No place may occur twice."""
+        """Return the row of each place; add places that are new. No place may occur twice."""
         rows = self.find(places)
         new = np.flatnonzero(rows < 0)
         if len(new):
@@ -157,7 +158,10 @@ class PlaceIndex:
 
 
 class _SortedPlaces:
-    """Sorted places with their rows. Places are spread evenly, so their first bits tell nearly where they are."""
+    """Sorted places with their rows.
+
+    Places are uniformly distributed, so the first bits of a place predict its index.
+    """
 
     def __init__(self) -> None:
         self._ended: Places = np.array([_LAST])
@@ -177,25 +181,25 @@ class _SortedPlaces:
         return self._ended[:-1]
 
     def insert(self, places: Places, rows: Rows) -> None:
-        """Add places in any order that are not here."""
+        """Add places that are not stored yet, in any order."""
         order = np.argsort(places)
         at = np.searchsorted(self.places, places[order])
         self._ended, self._firsts = np.insert(self._ended, at, places[order]), None
         self.rows = np.insert(self.rows, at, rows[order])
 
     def find(self, places: Places) -> Rows:
-        """Return the row of each place, ``[places]``; -1 for those that are not here."""
+        """Return the row of each place, ``[places]``; -1 for unknown places."""
         if not len(self):
             return np.full(len(places), -1, np.int64)
         at = np.minimum(self._search(places), len(self) - 1)
         return np.where(self._ended[at] == places, self.rows[at], -1)
 
     def _search(self, places: Places) -> Rows:
-        """Return what `numpy.searchsorted` returns; it takes three times as long for many places."""
+        """Return the same as `numpy.searchsorted`, which takes three times as long for many places."""
         if len(places) < _FEW or len(self) < _FEW:
             return np.searchsorted(self.places, places)
         if self._firsts is None:
-            bits = len(self).bit_length() - 1  # one or two places for each value of these bits
+            bits = len(self).bit_length() - 1  # about one or two places for each value of these bits
             self._shift = np.uint64(64 - bits)
             counts = np.bincount((self.places >> self._shift).view(np.int64), minlength=1 << bits)
             self._firsts = (np.cumsum(counts) - counts).astype(np.uint32)
@@ -206,12 +210,12 @@ class _SortedPlaces:
                 return at
             at[behind] += 1
             behind = behind[self._ended.take(at[behind]) < places[behind]]
-        # Keys may be chosen so that many places have the same first bits.
+        # Keys may be chosen maliciously, so that many places have the same first bits.
         return np.searchsorted(self.places, places)
 
 
 class PlaceCounter:
-    """Estimates how many different places there are, from the smallest ones (Bar-Yossef et al. 2002, algorithm 1).
+    """Estimates the number of distinct places from the smallest ones (Bar-Yossef et al. 2002, algorithm 1).
 
     Places are spread evenly over 64 bits. The estimate is exact below ``kept`` places; above, its relative error is
     about 1 / sqrt(kept).
@@ -225,7 +229,7 @@ class PlaceCounter:
         self._smallest: Places = np.empty(0, np.uint64)
 
     def add(self, places: Places) -> None:
-        """Count places, some of which may be counted already."""
+        """Count places; places that were counted before do not count again."""
         if len(self._smallest) == self._kept:
             places = places[places < self._smallest[-1]]
         self._smallest = np.unique(np.concatenate([self._smallest, places]))[: self._kept]
@@ -239,7 +243,7 @@ class PlaceCounter:
 
 
 class KeyCache:
-    """Lists of places that a receiver has, by their digest; the least recently used ones are dropped.
+    """Lists of places that a receiver has, by their digest; the least recently used lists are dropped.
 
     Args:
         most_places: number of places in all lists together that are kept.
@@ -251,7 +255,7 @@ class KeyCache:
         self._held = 0
 
     def get(self, digest: str) -> Places | None:
-        """Return the list with this digest, or None if it is not here: the sender has to send it."""
+        """Return the list with this digest, or None if the receiver lacks it and the sender must send it."""
         places = self._lists.get(digest)
         if places is not None:
             self._lists.move_to_end(digest)

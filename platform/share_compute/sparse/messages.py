@@ -1,4 +1,6 @@
-"""Messages between workers and servers: rows of values, with lists of keys that are sent once, filters and int8.
+"""Messages between workers and servers: rows of values.
+
+Lists of keys are sent only once, small updates can be held back, and values can be int8.
 
 Layout of rows: a header of `HEADER` bytes; the places, unless the receiver has the list; one bit for each place, which
 says whether its row is in the message, unless all are; the scales of int8; the values.
@@ -40,7 +42,7 @@ def encode(
     """Return rows as bytes.
 
     Args:
-        rows: the rows; those that are not kept are left out.
+        rows: the rows; rows that are not kept are left out.
         value_type: type of the numbers in the message.
         with_places: whether the receiver may lack the list of places.
         kept: whether each row is in the message; None if all are.
@@ -120,7 +122,7 @@ def decode(content: bytes | memoryview, cache: KeyCache, width: int) -> RowValue
 
 
 def with_list(content: bytes, places: Places) -> bytes:
-    """Return a message without its list of places as one that has it."""
+    """Convert a message without its list of places into one with the list."""
     digest, count, num_rows, _, is_int8, width = HEADER.unpack_from(content)
     header = HEADER.pack(digest, count, num_rows, True, is_int8, width)  # noqa: FBT003 - a field of the header
     return b"".join((header, _bytes_of(places, "<u8"), memoryview(content)[HEADER.size :]))
@@ -169,12 +171,12 @@ class FilterOptions:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a message has all that it was made from."""
+        """Whether a message holds its input without any loss."""
         return not self.threshold and self.value_type == "float32"
 
 
 class PushFilter:
-    """Encodes the pushes of one worker to one range, and keeps what is not sent for the next push of the same rows.
+    """Encodes the pushes of one worker to one range, and keeps unsent parts for the next push of the same rows.
 
     Args:
         options: options of the filter.
@@ -188,7 +190,7 @@ class PushFilter:
         self._rows: dict[str, NDArray[np.int64]] = {}
 
     def push(self, rows: RowValues, *, with_places: bool) -> bytes:
-        """Return the message for an update, with what earlier messages held back of its rows."""
+        """Return the message for an update, including the parts of its rows that earlier messages held back."""
         if self._options.is_exact:
             return encode(rows, "float32", with_places=with_places)
         at = self._positions(rows)
@@ -208,7 +210,7 @@ class PushFilter:
         return content
 
     def rest(self) -> RowValues:
-        """Return all that was held back, as an update of its own, and forget it."""
+        """Return all held back parts as a separate update, and clear them."""
         places = self._index.in_row_order
         order = np.argsort(places)
         values = self._residuals[: len(places)][order]

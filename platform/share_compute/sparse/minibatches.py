@@ -1,4 +1,4 @@
-"""The rows of one worker as minibatches, and what the worker computes from them."""
+"""The rows of one worker as minibatches, and the updates that the worker computes from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def streamed_minibatches(
 ) -> Iterator[Block]:
     """Yield minibatches of ``size`` rows from parts of rows; only one part is in memory at a time.
 
-    The rows of each part are shuffled. Rows that fill no minibatch are shuffled again with the next part.
+    The rows of each part are shuffled. Rows that do not fill a minibatch are shuffled again with the next part.
     """
     rest: list[RawRows] = []
     for number, rows in enumerate(parts):
@@ -72,7 +72,7 @@ class WorkerRows:
         return self._blocks[self.number(clock)]
 
     def cut(self, clock: int) -> RangeCut:
-        """Return how the places of a clock's minibatch are cut into ranges."""
+        """Return the cut of the places of a clock's minibatch into ranges."""
         return self._cuts[self.number(clock)]
 
     def wanted(self, clock: int, number: int) -> RowValues:

@@ -17,7 +17,7 @@ NO_TOTALS: Totals = np.zeros(0)
 
 
 class SparseModel(ABC):
-    """Computes scores and gradients of the rows that a block touches. It has no weights of its own."""
+    """Computes scores and gradients of the rows that a block touches. It stores no weights."""
 
     @property
     @abstractmethod
@@ -171,7 +171,7 @@ class MatrixFactorization(SparseModel):
         """Return the gradient and half the squared error, both summed."""
         residuals = self.scores(block, weights) - block.targets
         first, second = block.matrix.indices.reshape(-1, 2).T
-        # Symmetric matrix of residuals: each row of weights receives residual x the factors of the other one.
+        # Symmetric matrix of residuals: each row of weights receives the residual times the factors of the other row.
         places = len(weights)
         pairs = sparse.coo_array(
             (np.tile(residuals, 2), (np.append(first, second), np.append(second, first))), (places, places)

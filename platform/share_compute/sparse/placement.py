@@ -1,4 +1,4 @@
-"""Placement of ranges: which machine has the server and which the backup of each, as a state machine."""
+"""Placement of ranges as a state machine: the machines of the server and of the backup of each range."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ServersOffered:
-    """From now on, ranges may only be on these machines. Move ranges from all others, if they are not lost."""
+    """From now on, only these machines may hold ranges. Ranges on other machines move, if their machine is not lost."""
 
     machines: tuple[str, ...]
 
@@ -23,7 +23,7 @@ class ReplicaLost:
 
 @dataclass(frozen=True, slots=True)
 class BackupWhole:
-    """The backup of a range has all that the server had when the term began."""
+    """The backup of a range has everything that the server had when the term began."""
 
     range: int
     term: int
@@ -71,7 +71,7 @@ class EndReplica:
 
 @dataclass(frozen=True, slots=True)
 class RangeGone:
-    """No machine has a range any more: the job has to return to its last checkpoint."""
+    """No machine holds a range any more, so the job must return to its last checkpoint."""
 
     range: int
 
@@ -144,7 +144,7 @@ class ReplicaPlacement:
         placed = self._ranges[number]
         if machine == placed.server:
             yield EndReplica(number, machine)
-            # The backup may be on a machine that is lost in the same event.
+            # The machine of the backup may be lost in the same event.
             if not placed.is_backup_whole or placed.backup not in self._machines:
                 if placed.backup is not None:
                     yield EndReplica(number, placed.backup)
@@ -159,7 +159,7 @@ class ReplicaPlacement:
             yield from self._new_term(number)
 
     def _new_term(self, number: int) -> Iterator[PlacementEffect]:
-        """Begin a term with the present server, and with another backup if there is a machine for one."""
+        """Begin a term with the present server, and with a new backup if there is a machine for it."""
         placed = self._ranges[number]
         assert placed.server is not None
         placed.term += 1
@@ -177,7 +177,7 @@ class ReplicaPlacement:
                 yield StartReplica(number, placed.server, placed.term, is_server=True)
 
     def _fill(self, number: int) -> Iterator[PlacementEffect]:
-        """Begin a term if a new server has none yet, or if there is a machine for a missing backup."""
+        """Begin a term if a new server has no term yet, or if there is a machine for a missing backup."""
         placed = self._ranges[number]
         if placed.server is None:
             return

@@ -52,7 +52,7 @@ class Targets:
     """Checks targets, and maps classes to the numbers that the model uses for them.
 
     Args:
-        kind: what the model needs.
+        kind: kind of targets that the model needs.
     """
 
     kind: TargetKind
@@ -115,7 +115,7 @@ class _Buffer:
 
 
 def deal_out(blocks: Iterable[RawRows], workers: int, folder: Path) -> DealtRows:
-    """Write rows to files of their own for each worker: row i is of worker i modulo ``workers``.
+    """Write the rows of each worker to its own files: row i belongs to worker i modulo ``workers``.
 
     Args:
         blocks: rows in their order.
@@ -191,7 +191,7 @@ def read_rows(
         kind: their format.
         columns: columns of user, item and rating.
         targets: conversion of targets.
-        watch: is called for each block; it may raise an error to end the reading.
+        watch: called for each block; it may raise an error to end the reading.
 
     Raises:
         UserError: a file cannot be read, or has a wrong row or target.
@@ -203,7 +203,7 @@ def read_rows(
 
 
 def measured_blocks(rows: Iterable[RawRows], *, with_bias: bool) -> list[Block]:
-    """Return rows as blocks on which a model can be measured."""
+    """Return rows as blocks for measurements of a model."""
     make = partial(block_of, with_bias=with_bias)
     return [
         make(block.part(slice(start, start + _BLOCK_ROWS)))

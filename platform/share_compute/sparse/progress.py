@@ -48,7 +48,7 @@ class RunProgress:
         return max(self._lasts)
 
     def seen(self, worker: int, report: WorkerProgress) -> None:
-        """Take a worker's report. After a restart its process counts from 0 again."""
+        """Process a worker's report. After a restart, the worker's process counts from 0 again."""
         before = self._known[worker]
         if report.examples < before.examples:
             before = WorkerProgress(0, 0, 0.0)
@@ -57,7 +57,7 @@ class RunProgress:
         self._known[worker] = report
 
     def next_step(self) -> StepProgress | None:
-        """Return the progress since the last call that returned some; None if the step is the same."""
+        """Return the progress since the last reported step; None if no new step is complete."""
         step = min(
             self.total_steps if known.clock >= last else known.clock
             for known, last in zip(self._known, self._lasts, strict=True)

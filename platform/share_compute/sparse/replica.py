@@ -1,9 +1,9 @@
 """Protocol of one range: its server and its backup, as state machines (state, event) -> effects.
 
-The server gives each push a number in its log and sends it to the backup. When the backup has stored it, the server
-applies and acknowledges it. So each acknowledged push, and each push whose effect a pull shows, is on two machines. A
-backup that becomes the server has the whole log. Workers send unacknowledged pushes again, and the new server ignores
-those that it has.
+The server gives each push a number in its log and sends it to the backup. When the backup has stored the push, the
+server applies and acknowledges it. So each acknowledged push, and each push that a pull can see, is on two machines. A
+backup that becomes the server has the whole log. Workers resend unacknowledged pushes, and the new server ignores
+pushes that it already has.
 
 Each change of a range's server or backup has a number, the term. The group assigns terms in order.
 """
@@ -59,7 +59,7 @@ class PushArrived:
 
 @dataclass(frozen=True, slots=True)
 class PullArrived:
-    """A worker asks for rows. Each pull waits for its own clock, because repeated pulls may arrive late."""
+    """A worker requests rows. Each pull is tied to its own clock, because repeated pulls may arrive late."""
 
     worker: int
     clock: int
@@ -77,7 +77,7 @@ class EntryArrived:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotArrived:
-    """The server sent all that it has to a new backup."""
+    """The server sent its whole state to a new backup."""
 
     term: int
     snapshot: ReplicaSnapshot
@@ -102,15 +102,15 @@ class RoleGiven:
 
 @dataclass(frozen=True, slots=True)
 class ResendDue:
-    """Some time has passed: send again what the backup has not stored."""
+    """Some time has passed: resend the entries that the backup has not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotWanted:
-    """A snapshot is requested, to be taken when all workers that have not ended have reached a clock.
+    """A snapshot is requested for the time when all running workers have reached a clock.
 
-    With a staleness of 0, no range then has a push of a later clock. So the snapshots of all ranges at one clock are
-    together the state of training between two clocks.
+    With a staleness of 0, no range then has a push of a later clock. So the snapshots of all ranges at one clock form
+    one state of training between two clocks.
     """
 
     clock: int
@@ -140,7 +140,7 @@ class SendEntry:
 
 @dataclass(frozen=True, slots=True)
 class SendSnapshot:
-    """Send all that the server has to its new backup."""
+    """Send the server's whole state to its new backup."""
 
     snapshot: SnapshotArrived
 
@@ -205,7 +205,7 @@ class Role(Enum):
 
 @dataclass(slots=True)
 class PushLog:
-    """The applied part of a range: its rows, and which pushes are in them.
+    """The applied part of a range: its rows, and the pushes that they contain.
 
     Args:
         table: the rows.
@@ -224,7 +224,7 @@ class PushLog:
     """Pushes that are not merged, by clock."""
 
     def append(self, push: Push) -> None:
-        """Add an entry, and apply what is due. An entry that cannot be applied is not in the log.
+        """Add an entry, and apply all entries that are due. An entry that cannot be applied is not in the log.
 
         Raises:
             VerificationFailed: an update would give rows that are not finite.
@@ -248,7 +248,7 @@ class PushLog:
 
     @property
     def slowest(self) -> float:
-        """Clock that all workers have reached; those that ended do not count."""
+        """Clock that all workers have reached; workers that ended do not count."""
         return self._slowest(self.clocks, self.ended)
 
     def _slowest(self, clocks: Mapping[int, int], ended: Set[int]) -> float:
@@ -262,7 +262,7 @@ class PushLog:
         return self.staleness is None or clock <= self.slowest + self.staleness
 
     def snapshot(self) -> ReplicaSnapshot:
-        """Return all that is in the log, in its applied form."""
+        """Return the whole content of the log, in its applied form."""
         waiting = tuple(push for pushes in self.waiting.values() for push in pushes)
         return ReplicaSnapshot(
             self.length, dict(self.clocks), frozenset(self.ended), waiting, self.table.snapshot()
@@ -283,7 +283,7 @@ class RangeReplica:
 
     Args:
         log: the empty log of the range.
-        term: term in which it begins.
+        term: first term of the replica.
         role: `Role.SERVER` for the first server of a range, `Role.NEW` for a backup.
         has_backup: whether the server has a backup.
     """
@@ -330,12 +330,12 @@ class RangeReplica:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this replica may become the server: it has the snapshot that a new backup needs."""
+        """Whether this replica may become the server: a new backup first needs its snapshot."""
         return self.role in (Role.BACKUP, Role.SERVER)
 
     @property
     def backup_is_whole(self) -> bool:
-        """Whether the backup of this term has all that was in the log when the term began."""
+        """Whether the backup of this term has everything that was in the log when the term began."""
         return self._has_backup and self._backup_has_snapshot
 
     # -- server --------------------------------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ class RangeReplica:
     # -- backup --------------------------------------------------------------------------------------------------------
 
     def _enters(self, term: int) -> bool:
-        """Return whether a message of a server is of the newest known term; retire a former server."""
+        """Return whether a server's message belongs to the newest known term; a former server retires."""
         if term < self.term or (term == self.term and self.role is Role.SERVER):
             return False
         if self.role is Role.SERVER:

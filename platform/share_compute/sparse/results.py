@@ -34,7 +34,7 @@ class _Part(NamedTuple):
 
 
 def save_rows(file: Path, settings: SparseSettings, pieces: Iterable[RowValues]) -> int:
-    """Write the weights of all rows, and return their number. Only the keys of all rows are in memory together.
+    """Write the weights of all rows, and return their number. Only the keys are all in memory at the same time.
 
     The file has ``keys`` ``[rows]`` and ``weights`` ``[rows, width]``, ordered by key, and ``bias`` if there is one.
     Matrix factorisation has ``users.keys``, ``users.weights``, ``items.keys`` and ``items.weights`` instead.
@@ -42,7 +42,7 @@ def save_rows(file: Path, settings: SparseSettings, pieces: Iterable[RowValues])
     Args:
         file: the file.
         settings: settings of the model.
-        pieces: rows; no place is in two pieces.
+        pieces: rows; each place is in at most one piece.
     """
     spool = file.with_name(f"{file.name}.unordered")
     try:
@@ -89,7 +89,7 @@ def save_linear(
 
 
 def _write(file: Path, tensors: Mapping[str, _Part], facts: Mapping[str, object]) -> None:
-    """Write tensors as safetensors, in blocks of rows: 8 bytes with the size of the header, the header, the data."""
+    """Write tensors as safetensors, in blocks of rows: the size of the header in 8 bytes, the header, the data."""
     header: dict[str, object] = {"__metadata__": {"share-compute-sparse": json.dumps(facts)}}
     end = 0
     for name, (array, order) in tensors.items():

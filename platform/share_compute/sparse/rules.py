@@ -1,7 +1,7 @@
 """Update rules: the state that a server keeps for each row, and how it applies gradients.
 
-A rule is a pure function of arrays. All rules are lazy: rows that no push touches do not change. Their decay is a
-function of numbers that the range counts (examples, or a common factor).
+A rule is a pure function of arrays. All rules are lazy: rows that no push touches do not change. Decay follows from
+counters of the range (examples, or a common factor).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UpdateRule(ABC):
     @property
     @abstractmethod
     def state_width(self) -> int:
-        """Number of numbers that are kept for a row."""
+        """Number of scalars that are kept for a row."""
 
     @property
     def has_totals(self) -> bool:
@@ -51,7 +51,7 @@ class UpdateRule(ABC):
 
     @property
     def is_by_column(self) -> bool:
-        """Whether the numbers of one column are side by side in memory, for rules that compute column by column."""
+        """Whether the values of one column are contiguous in memory, for rules that compute column by column."""
         return False
 
     @abstractmethod
@@ -64,7 +64,7 @@ class UpdateRule(ABC):
 
         Args:
             state: state of the rows, ``[rows, state_width]``.
-            bias: where the bias is among the rows, see `bias_rows`.
+            bias: slice of the bias among the rows, see `bias_rows`.
             counters: numbers of the range.
         """
 
@@ -80,7 +80,7 @@ class UpdateRule(ABC):
 class FollowTheLeader(UpdateRule):
     """FTRL-Proximal for each weight (McMahan et al. 2013, algorithm 1).
 
-    State: z and n. The strengths of L1 and L2 are for each example, so they are multiplied by the number of examples.
+    State: z and n. L1 and L2 apply to each example, so their strengths are multiplied by the number of examples.
     """
 
     learning_rate: float = 0.1
@@ -150,7 +150,7 @@ class FollowTheLeader(UpdateRule):
 
 @dataclass(frozen=True, slots=True)
 class AdaGradRows(UpdateRule):
-    """AdaGrad (Duchi et al. 2011) with one sum of squares for each row: that of the mean square of its gradient.
+    """AdaGrad (Duchi et al. 2011) with one accumulator for each row: the sum of its gradients' mean squares.
 
     State: the weights, and the sum. L2 is part of the gradient, for each example that touches a row.
     """
@@ -172,7 +172,7 @@ class AdaGradRows(UpdateRule):
         return self.width + 1
 
     def initial(self, places: Places, counters: RangeCounters) -> Floats:  # noqa: ARG002
-        """Return numbers that depend on seed and place only."""
+        """Return initial values that depend only on seed and place."""
         state = np.zeros((len(places), self.state_width), np.float32)
         if self.width > 1:
             spread = self.scale * np.sqrt(12)
@@ -238,7 +238,8 @@ class TopicRule(UpdateRule):
     """M step of online variational Bayes for LDA (Hoffman et al. 2010): lambda of each word, without the prior eta.
 
     With m = lambda - eta, an update is m = (1 - rho) m + rho D / S s, where s are the expected counts in S documents.
-    All rows shrink, so the range keeps the product of the (1 - rho), and each row is m divided by that product.
+    All rows shrink by the same factor. So the range keeps the product of all (1 - rho), and stores each row as m
+    divided by it.
     """
 
     topics: int
@@ -268,7 +269,7 @@ class TopicRule(UpdateRule):
         return self.width
 
     def initial(self, places: Places, counters: RangeCounters) -> Floats:
-        """Return numbers around 1, as if the rows had been there from the beginning."""
+        """Return values near 1, as if the rows had existed from the beginning."""
         numbers = (0.7 + 0.6 * uniform(places, self.seed, self.width)) * counters.folded
         return numbers.astype(np.float32)
 

@@ -21,7 +21,7 @@ SparseModelName = Literal["logistic", "factorization_machine", "matrix_factoriza
 
 @dataclass(frozen=True, slots=True)
 class SparseSettings:
-    """All that workers and servers of a job have in common."""
+    """Common settings of the workers and servers of a job."""
 
     model: SparseModelName
     workers: int
@@ -56,7 +56,7 @@ class SparseSettings:
 
     @property
     def has_bias(self) -> bool:
-        """Whether the model has a bias of its own row."""
+        """Whether the model has a bias in its own row."""
         return self.model in ("logistic", "factorization_machine")
 
     @property

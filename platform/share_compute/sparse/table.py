@@ -61,7 +61,7 @@ class TableSnapshot:
 
 @dataclass(slots=True)
 class _Found:
-    """Where the places of a list are in a table."""
+    """Rows of the places of a list in a table."""
 
     rows: Rows
     """Row of each place; -1 if it has none."""
@@ -77,8 +77,8 @@ class RangeTable:
     """Rows of one range. Rows are added when an update touches them.
 
     Args:
-        rule: what is kept for a row, and how it is updated.
-        snapshot: rows to begin with.
+        rule: update rule, which defines the state of a row.
+        snapshot: initial rows.
     """
 
     def __init__(self, rule: UpdateRule, snapshot: TableSnapshot | None = None) -> None:
@@ -111,7 +111,7 @@ class RangeTable:
         return self._totals * self.counters.factor
 
     def weights(self, places: Places, digest: str = "") -> Floats:
-        """Return the weights of rows, ``[places, width]``; rows that no update touched have their first weights."""
+        """Return the weights of rows, ``[places, width]``; untouched rows have their initial weights."""
         found = self._find(places, digest)
         if len(found.missing):
             state = self._taken(np.maximum(found.rows, 0))
@@ -175,7 +175,7 @@ class RangeTable:
         return hasher.hexdigest()
 
     def _fold(self) -> None:
-        """Multiply all rows by the common factor, before it becomes too small for float32."""
+        """Multiply all rows by the common factor before the factor becomes too small for float32."""
         self._state[: len(self)] *= np.float32(self.counters.factor)
         self._totals *= self.counters.factor
         self.counters.folded *= self.counters.factor
@@ -191,14 +191,14 @@ class RangeTable:
 
     def _put(self, rows: Rows, state: Floats) -> None:
         """Replace the state of rows."""
-        if self.rule.is_by_column:  # NumPy assigns to one column five times as fast as to rows of two numbers
+        if self.rule.is_by_column:  # NumPy assigns one column five times as fast as rows of two numbers
             for column, values in zip(self._state.T, state.T, strict=True):
                 column[rows] = values
         else:
             self._state[rows] = state
 
     def _find(self, places: Places, digest: str) -> _Found:
-        """Return where places are. Row numbers are kept, because they never change once a row was added."""
+        """Return the rows of places. Row numbers are cached, because they never change once a row was added."""
         found = self._cached.get(digest) if digest else None
         if found is None:
             rows = self._index.find(places)

@@ -54,7 +54,7 @@ class TopicModel(SparseModel):
     def _topics(self, weights: Floats, totals: Totals) -> NDArray[np.float64]:
         """Return exp(E[log beta]), ``[words, topics]``."""
         all_words = totals[:-1] + self.eta * totals[-1]
-        if not totals[-1]:  # nothing was trained yet: the words of the block count as all words
+        if not totals[-1]:  # nothing is trained yet, so the words of the block count as the whole vocabulary
             all_words = weights.sum(axis=0, dtype=np.float64) + self.eta * len(weights)
         result: NDArray[np.float64] = np.exp(psi(weights.astype(np.float64) + self.eta) - psi(all_words))
         return result
@@ -84,7 +84,7 @@ class TopicModel(SparseModel):
     def bounds(self, block: Block, weights: Floats, totals: Totals) -> NDArray[np.float64]:
         """Return the bound of each document on its log likelihood, ``[documents]``.
 
-        If the tolerance is 0, the bound of a document does not depend on the others in the block.
+        If the tolerance is 0, the bound of a document does not depend on other documents in the block.
         """
         beta = self._topics(weights, totals)
         gamma, theta, _ = self._infer(block, beta)

@@ -54,7 +54,7 @@ WorkerEvent = RowsPulled | UpdateComputed | PushAcknowledged | PushExpected | Se
 
 @dataclass(frozen=True, slots=True)
 class SendPull:
-    """Ask a range for the rows of the next minibatch."""
+    """Request the rows of the next minibatch from a range."""
 
     range: int
     clock: int
@@ -69,7 +69,7 @@ class ComputeUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SendPush:
-    """Send a range its part of an update, which was kept."""
+    """Send a range its part of a stored update."""
 
     range: int
     clock: int
@@ -79,7 +79,7 @@ class SendPush:
 
 @dataclass(frozen=True, slots=True)
 class DropPush:
-    """All ranges have acknowledged a push: its parts are not needed any more."""
+    """All ranges have acknowledged a push, so its parts are no longer needed."""
 
     clock: int
 
@@ -88,15 +88,15 @@ WorkerEffect = SendPull | ComputeUpdate | SendPush | DropPush
 
 
 class SparseWorker:
-    """Decides what a worker does next.
+    """State machine of one worker.
 
     Args:
         ranges: number of ranges.
         last_clock: number of minibatches of the worker in all passes.
         first_clock: number of pushes that all ranges have from an earlier process.
-        window: number of pushes that may be unacknowledged while the worker goes on.
-        pulls_ahead: whether the rows of the next minibatch are asked for before a minibatch is computed. They lack the
-            update of that minibatch, so the bound of staleness has to be 1 at least.
+        window: number of pushes that may be unacknowledged while the worker continues.
+        pulls_ahead: whether the rows of the next minibatch are requested before the present minibatch is computed.
+            These rows lack the update of the present minibatch, so the bound of staleness must be at least 1.
     """
 
     def __init__(

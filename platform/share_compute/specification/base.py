@@ -42,7 +42,8 @@ def known(value: Any, names: Sequence[str], what: str) -> Any:
 def known_tag(field: str, names: Sequence[str], what: str) -> WrapValidator:
     """Return a validator of a tagged union that checks the tag in ``field``; see `known`.
 
-    Errors inside the union then have the path of the field in the document, without the tag that pydantic puts into it.
+    Errors inside the union then have the path of the field in the document, without the tag that pydantic adds to the
+    path.
     """
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
@@ -88,7 +89,7 @@ TextPath = Annotated[Path, AfterValidator(_writable)]
 
 
 def _switch(value: Any) -> Any:
-    """Return the word that a YAML file has, where YAML 1.1 reads ``on`` and ``off`` as a boolean."""
+    """Restore the word of a YAML file if YAML 1.1 read ``on`` or ``off`` as a boolean."""
     return ("on" if value else "off") if isinstance(value, bool) else value
 
 
@@ -108,7 +109,7 @@ COMMIT = re.compile(r"^[0-9a-f]{40}$")
 def exactly_one(*fields: str) -> ConfigDict:
     """Return a pydantic ``ConfigDict`` for a model whose ``fields`` are mutually exclusive, with one required.
 
-    It adds ``x-exactly-one`` to the JSON schema, for forms. The model's own validator has to enforce the rule.
+    It adds ``x-exactly-one`` to the JSON schema, for forms. The model's own validator must enforce the rule.
     """
     return ConfigDict(json_schema_extra={"x-exactly-one": list(fields)})
 

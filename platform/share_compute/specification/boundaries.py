@@ -42,7 +42,7 @@ class PlannedBoundaryCompressionSpec(SpecModel):
     def codec(self, layer: int) -> BoundaryCodec:  # noqa: ARG002 - the same for all layers
         """Return the codec of the tensors between two layers, if the first plan cuts the model before ``layer``.
 
-        It is none for auto, because the planner has not chosen yet.
+        Return None for auto, because the planner has not chosen yet.
         """
         return "none" if self.name == "auto" else self.name
 

@@ -1,4 +1,4 @@
-"""Compression of what branches exchange after a round, and of the gradients that a stage sums: codecs and options."""
+"""Codecs and options for the data that branches exchange after a round, and for the gradients that a stage sums."""
 
 from __future__ import annotations
 

@@ -78,13 +78,13 @@ class TrainJob(SpecModel):
 
     @property
     def single_tasks(self) -> tuple[TrainJob, ...]:
-        """The job as one job for each of its tasks, with the task's data, loss, head and ends; itself without tasks."""
+        """The job as one job per task, with the task's data, loss, head and ends; the job itself without tasks."""
         if not self.tasks:
             return (self,)
         return tuple(self.model_copy(update=self._fields_of(task)) for task in self.tasks)
 
     def _fields_of(self, task: TaskSpec) -> dict[str, Any]:
-        """Return the fields of a job for one of the tasks that differ from this job's."""
+        """Return the fields that a job for a single task changes."""
         training = self.training
         ends = {
             name: ending.model_copy(update={"task": None})
@@ -113,7 +113,7 @@ class TrainJob(SpecModel):
         return self.model_copy(update={"training": training})
 
     def without_pinned_plan(self) -> TrainJob:
-        """Return a copy of the job that the planner places as it likes."""
+        """Return a copy of the job without its pinned plan, which the planner may place freely."""
         if self.parallelism.plan is None:
             return self
         return self.model_copy(update={"parallelism": self.parallelism.model_copy(update={"plan": None})})
@@ -128,7 +128,7 @@ class TrainJob(SpecModel):
         return self.model_copy(update={"training": training})
 
     def with_first_boundaries(self, boundaries: FixedBoundaryCompressionSpec) -> TrainJob:
-        """Return the job with the compression of its first plan's boundaries, if the first plan decides on it."""
+        """Return the job with the boundary compression of its first plan, if the job leaves it to that plan."""
         is_planned = isinstance(self.training.boundary_compression, PlannedBoundaryCompressionSpec)
         return self.with_boundaries(boundaries) if is_planned else self
 
@@ -167,7 +167,7 @@ class TrainJob(SpecModel):
         require_few((*self.model.layers, *(layer for task in self.tasks for layer in task.layers or ())))
 
     def _heads_are_possible(self) -> None:
-        """Raise ValueError if a task has a name or a head that it cannot have, or data that shares no model."""
+        """Raise ValueError if a task has an invalid name or head, or data that cannot share the model."""
         names = [task.name for task in self.tasks]
         for place, task in enumerate(self.tasks):
             if task.name in names[:place]:
@@ -287,7 +287,7 @@ class TrainJob(SpecModel):
 
     @property
     def resolved_task(self) -> Task:
-        """The task, also if it follows from the data; that of the first one of several tasks."""
+        """The task, given or derived from the data; with several tasks, the first one's."""
         if self.tasks and self.tasks[0].task is not None:
             return self.tasks[0].task
         if self.task is not None:
@@ -310,7 +310,7 @@ class TrainJob(SpecModel):
 
     @property
     def resolved_loss(self) -> LossName:
-        """The name of the loss, also if it follows from the task."""
+        """The name of the loss, given or derived from the task."""
         return self.training.loss.name or LOSSES[self.resolved_task][0]
 
     @model_validator(mode="after")

@@ -139,7 +139,7 @@ class PlacedLayer(NamedTuple):
 
 
 def expanded(layers: Sequence[LayerSpec], field: str = _FIELD) -> list[PlacedLayer]:
-    """Return layers with each ``repeat`` block replaced by its layers, as often as it says; other blocks are kept.
+    """Return layers with each ``repeat`` block replaced by its repeated layers; other blocks are kept.
 
     Args:
         layers: declared layers.
@@ -178,7 +178,7 @@ _IN_TILES = ("avg_pool2d", "conv2d", "gelu", "max_pool2d", "relu", "sigmoid", "s
 
 
 def reason_against_tiles(layer: LayerSpec) -> str | None:
-    """Return why a block of which a layer is part cannot be computed in tiles of an image; None if it can.
+    """Return why a block with this layer cannot be computed in tiles of an image; None if it can.
 
     Args:
         layer: a torch module.
@@ -199,8 +199,8 @@ def reason_against_tiles(layer: LayerSpec) -> str | None:
 def require_few(value: Any) -> Any:
     """Return ``value``, but refuse layers that are nested too deep or, with their repetitions, are too many.
 
-    This is checked before the layers, because each wrong layer would be a problem of its own, and again after them,
-    because only then all numbers are whole.
+    The check runs before the layers are validated, because each wrong layer would be reported separately. It runs again
+    afterwards, because only then all numbers are known to be integers.
     """
     if _count(value, (), 0) > MOST_DECLARED_LAYERS:
         raise ValueError(_TOO_MANY)
@@ -224,7 +224,7 @@ def _count(layers: Any, place: tuple[int | str, ...], depth: int) -> int:
     for index, layer in enumerate(layers):
         fields = layer if isinstance(layer, dict) else getattr(layer, "__dict__", {})
         times = fields.get("times")
-        # A wrong number is reported with its field.
+        # validation reports a wrong number with its field
         factor = times if isinstance(times, int) and 0 < times <= MOST_DECLARED_LAYERS else 1
         inner = sum(
             _count(fields.get(name), (*place, index, name), depth + 1) for name in ("layers", "projection")

@@ -72,7 +72,7 @@ def read_replicas(text: str) -> dict[str, int]:
     """Parse ``2`` or ``0..4`` into the fields of a `ReplicasSpec`.
 
     Raises:
-        ValueError: the text is neither a number nor a range, or it asks for 0 replicas.
+        ValueError: the text is neither a number nor a range, or it requests 0 replicas.
     """
     found = _RANGE.match(text)
     if found is None:

@@ -1,4 +1,4 @@
-"""Policies by which parts of a training job exchange what they learned: the options of each one.
+"""Policies by which the branches of a training job exchange what they learned, with the options of each policy.
 
 A branch is a virtual worker of the job. Its samples follow from (seed, round, branch, step), and not from the machines
 that run it. The number of branches is fixed for the job.
@@ -118,17 +118,17 @@ class BranchesSpec(SpecModel):
 
     @property
     def needed(self) -> int:
-        """Number of branches whose contributions a round needs to end."""
+        """Number of contributions from branches that a round needs to end."""
         return self.branches
 
     @property
     def patience_s(self) -> float:
-        """Time that a round waits for the other branches when those that it needs are there, in seconds."""
+        """Time in seconds that a round waits for further branches once it has all needed contributions."""
         return 0.0
 
     @property
     def keeps_own_weights(self) -> bool:
-        """Whether each branch continues with weights of its own after a merge, instead of common weights."""
+        """Whether each branch continues with its own weights after a merge, instead of common weights."""
         return False
 
     @property
@@ -148,7 +148,7 @@ class BranchesSpec(SpecModel):
 
     @property
     def drops_late(self) -> bool:
-        """Whether a contribution is ignored if its round is merged."""
+        """Whether a contribution is ignored if its round is already merged."""
         return False
 
 
@@ -222,8 +222,8 @@ class LocalOptions(RoundsSpec):
         """Return whether a round merges a parameter.
 
         Args:
-            name: stored name of the parameter. The first number in it, that of the layer, decides: neighbouring layers
-                are in different parts (the strided pattern of Streaming DiLoCo, arXiv 2501.18512).
+            name: stored name of the parameter. The first number in the name, which is the layer, decides: neighbouring
+                layers are in different parts (the strided pattern of Streaming DiLoCo, arXiv 2501.18512).
             round_number: the round, from 1.
             rounds: number of rounds of the job; the last one merges all parameters.
         """
@@ -283,7 +283,7 @@ class AutoSpec(LocalOptions):
         return self
 
     def length(self, least: int, steps: int, intervals: Sequence[int]) -> int:
-        """Return the smallest number of steps in a round from ``least`` that is allowed, or else the largest one.
+        """Return the least allowed number of steps in a round from ``least`` on, or else the largest allowed one.
 
         Args:
             least: smallest number that is wanted.

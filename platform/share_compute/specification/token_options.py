@@ -67,7 +67,7 @@ def _one_bias(key: Any, bias: Any) -> float:
 
 
 def _bias_object(bias: tuple[tuple[int, float], ...]) -> dict[str, float]:
-    """Return biases in the form of a request, so that a stored request or job can be read again."""
+    """Return biases in the form of a request, so that stored requests and jobs can be read again."""
     return {str(token): value for token, value in bias}
 
 

@@ -58,7 +58,7 @@ class TrainingWorkload:
 
     @property
     def state_tensors(self) -> int:
-        """Number of tensors that a member keeps for each trained weight tensor, beside its gradient."""
+        """Number of tensors that a member keeps for each trained weight tensor, in addition to its gradient."""
         return self.optimizer_tensors + self.branch_tensors
 
     @property

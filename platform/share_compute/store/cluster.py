@@ -75,7 +75,7 @@ class ClusterRows:
         self._heartbeats = heartbeats
 
     def agent(self, contributor_id: str, key: str) -> AgentRecord:
-        """Return what a machine's agent shows, by one query, if the key belongs to the machine.
+        """Return the data that a machine's agent shows, by one query, if the key belongs to the machine.
 
         Raises:
             NotAuthorized: the key belongs to another contributor, or to none.

@@ -251,7 +251,7 @@ class Contributors:
             contributor_id: id of the machine.
             capacity: the machine's devices.
             links: the machine's links to other machines and to the Ray head.
-            threads: number of threads with which the machine was measured; None for all that it lends.
+            threads: number of threads with which the machine was measured; None for all lent threads.
 
         Raises:
             NotFound: no contributor has this id.
@@ -380,7 +380,7 @@ class Contributors:
                     machine=row.name,
                 )
             _refuse_taken_name(session, row.name, but=row.id)
-            if versions is not None:  # the agent was restarted, and its Ray node with it
+            if versions is not None:  # the agent was restarted, so its Ray node is gone, too
                 row.node_id, row.address = None, None
             row.versions = versions or row.versions
             row.limits = limits or row.limits
@@ -395,7 +395,7 @@ class Contributors:
 
 
 def _require_allowed(session: Session, first: ContributorRow, limits: dict[str, Any]) -> None:
-    """Raise UserError if ``limits`` are above those of the invite with which ``first`` joined."""
+    """Raise UserError if ``limits`` exceed those of the invite that ``first`` used to join."""
     invite = session.get(InviteRow, first.invite_id) if first.invite_id is not None else None
     if invite is not None:
         check_limits(invite, limits)
@@ -418,7 +418,7 @@ def _end_probing(session: Session, row: ContributorRow, now: datetime) -> None:
 
 
 def wrong_key() -> NotAuthorized:
-    """Return the error for a key that is not that of the contributor, which may not exist."""
+    """Return the error for a key that does not belong to the contributor, which may not exist."""
     return NotAuthorized("this is not the key of this contributor", hint="join again with a new invite")
 
 

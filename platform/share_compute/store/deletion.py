@@ -120,7 +120,7 @@ class Deletions:
             return list(session.scalars(select(JobRow.id).where(is_requested, JobRow.state.in_(FINAL_JOBS))))
 
     def folders(self) -> list[Path]:
-        """Return the folders to remove, except folders in which an artifact was written again.
+        """Return the folders to remove, except folders to which a new artifact was written.
 
         The path of an artifact is the folder itself or, for an export, its subfolder ``model``.
         """
@@ -137,7 +137,9 @@ class Deletions:
 
 
 def delete_job(session: Session, row: JobRow, data_folder: Path, now: datetime) -> None:
-    """Delete a job's rows and record its folder for removal, in the caller's transaction; a sweep with its trials.
+    """Delete the rows of a job, or of a sweep with its trials; record the folder for removal.
+
+    This runs in the caller's transaction.
 
     Raises:
         Conflict: the job's files are in use (see `user_of`).

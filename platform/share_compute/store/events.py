@@ -89,7 +89,7 @@ def add_event(
     session.add(
         EventRow(kind=kind, at=at, data=data, job_id=job_id, attempt=attempt, contributor_id=contributor_id)
     )
-    # Flush each event alone, so that event numbers follow the order of the calls.
+    # Flush each event separately, so that event numbers follow the order of the calls.
     session.flush()
     session.info[HAS_EVENTS] = True
 

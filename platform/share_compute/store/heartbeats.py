@@ -27,8 +27,8 @@ class Heartbeats:
     """Times of the machines' last heartbeats.
 
     A transaction for each heartbeat would make the disk the limit of the number of machines. So heartbeats are noted in
-    memory, and `write` stores all new ones in one transaction. Reads of the store return the times in memory. Only a
-    crash of the server loses times; the next server counts missing heartbeats from its own start.
+    memory, and `write` stores all new ones in one transaction. Reads of the store return the times in memory. Times are
+    lost only if the server crashes; the next server then counts missing heartbeats from its own start.
 
     Args:
         database: the database with the machines.
@@ -43,7 +43,7 @@ class Heartbeats:
         self._unwritten: dict[str, datetime] = {}
 
     def note(self, contributor_id: str) -> None:
-        """Note that a machine was heard from now, without access to the database."""
+        """Record that a machine was heard from now, without access to the database."""
         now = self._clock()
         with self._lock:
             self._latest[contributor_id] = self._unwritten[contributor_id] = now

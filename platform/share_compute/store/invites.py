@@ -67,7 +67,7 @@ class Invites:
             return _records(session, rows)
 
     def check(self, code: str) -> InviteRecord:
-        """Return the invite with this code if machines can join with it now. This does not use the invite up.
+        """Return the invite with this code if machines can join with it now. This does not use up the invite.
 
         Raises:
             InviteUnknown, InviteUsed, InviteRevoked, InviteExpired: the invite is unknown, used up, revoked or expired.
@@ -80,7 +80,7 @@ class Invites:
 
         Raises:
             NotFound: no invite has this id.
-            InviteUsed: the invite has no use left.
+            InviteUsed: all uses of the invite are used up.
         """
         with self._database.write() as session:
             row = session.get(InviteRow, invite_id)

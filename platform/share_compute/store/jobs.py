@@ -332,7 +332,7 @@ class Jobs:
 
         Args:
             job_id: id of the job.
-            why: reason for which the job is queued again. This method appends the point from which the job continues.
+            why: reason why the job is queued again. This method appends the point from which the job continues.
             attempt: number of the attempt that is over.
             fruitless_attempts: number of consecutive attempts that ended before they committed a step.
             error: code and facts of the cause, for the event.
@@ -576,7 +576,7 @@ def _again(
     leaves_members: bool = False,
 ) -> None:
     row.attempt += 1
-    if not leaves_members:  # otherwise members may still hold the last committed step
+    if not leaves_members:  # otherwise, members may still hold the last committed step
         row.step = row.checkpoint_step or 0
     row.plan = row.measured = row.proposal = None
     move_job(session, row, JobState.queued, reason, now, error=error)

@@ -62,7 +62,8 @@ class ApiKeys:
                 return None
             record = ApiKeyRecord.model_validate(row)
         with self._lock:
-            if self._revocations == revocations:  # otherwise this key may have been revoked after it was read
+            # if the numbers differ, this key may have been revoked after it was read
+            if self._revocations == revocations:
                 if len(self._verified) >= _MOST_VERIFIED:
                     self._verified.clear()
                 self._verified[key_hash] = (record, now_s + _VERIFIED_S)

@@ -23,7 +23,7 @@ _CANCELLED = "it was cancelled after the job had succeeded"
 
 
 def first_links(names: Sequence[LinkName]) -> list[dict[str, Any]]:
-    """Return the links of a new job, as its row has them."""
+    """Return the links of a new job in the form of its row."""
     return [_data(LinkRecord(name=name, state=LinkState.waiting, reason=_WAITS)) for name in names]
 
 
@@ -40,9 +40,10 @@ def needs_files() -> ColumnElement[bool]:
 
 
 def move_links(row: JobRow, state: JobState) -> None:
-    """Change the links of a job that goes to another state: they end with a cancelled job, and return with it.
+    """Change the links of a job that goes to another state.
 
-    They also end if the job succeeds after it was asked to stop.
+    Links are cancelled with the job, also if it succeeds after it was asked to stop. They wait again if the job is
+    resumed.
     """
     if not row.links:
         return
@@ -92,14 +93,14 @@ def cancel_links(session: Session, row: JobRow, now: datetime) -> bool:
 def _replace(
     session: Session, row: JobRow, links: Sequence[LinkRecord], state: LinkState, reason: str, now: datetime
 ) -> bool:
-    """Give links another state and reason; return whether there are any."""
+    """Set the state and the reason of links; return whether there are any."""
     for link in links:
         change_link(session, row, LinkRecord(name=link.name, state=state, reason=reason), now)
     return bool(links)
 
 
 def _is_over(session: Session, link: LinkRecord) -> bool:
-    """Return whether a link started a deployment that is not live any more."""
+    """Return whether a link started a deployment that is no longer live."""
     if link.started is None:
         return False
     deployment = session.get(DeploymentRow, link.started)

@@ -140,7 +140,7 @@ class Progress:
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
 
     def latest(self, job_ids: Collection[str]) -> dict[str, dict[str, dict[str, Any]]]:
-        """Return {job id: {split: data of its last metrics}} by one query; what has no metrics is missing."""
+        """Return {job id: {split: data of its last metrics}} by one query; splits without metrics are missing."""
         found: dict[str, dict[str, dict[str, Any]]] = {}
         with self._database.read() as session:
             query = union_all(*(_last_metrics(split, job_ids) for split in ("train", "validation", "test")))
@@ -208,14 +208,14 @@ class Progress:
         return True
 
     def add_note(self, job_id: str, note: Note) -> None:
-        """Record a line for the job's log that comes from outside of its attempts; raise NotFound without the job."""
+        """Add a line from outside of the job's attempts to the job's log; raise NotFound if there is no such job."""
         with self._database.write() as session:
             row = job_row(session, job_id)
             events = [(note.type, note.model_dump(mode="json", exclude={"type"}))]
             add_job_events(session, (job_id, row.attempt), self._clock(), events)
 
     def unreported(self, since: datetime) -> list[tuple[JobRecord, tuple[Report, ...]]]:
-        """Return the training jobs that have ended, with their reports that were not written since then.
+        """Return the training jobs that have ended, with the reports that were not written since the end.
 
         Args:
             since: only jobs that ended after this time.
@@ -344,7 +344,7 @@ def _apply(session: Session, row: JobRow, event: AttemptEvent, now: datetime) ->
         ):
             _apply_plan(session, row, event, now)
         case Started():
-            # If members of an earlier attempt continue, their first step is not the one after the checkpoint.
+            # If members of an earlier attempt continue, their first step may not follow the checkpoint.
             row.step = event.first_step - 1
             row.total_steps = event.total_steps
         case StepCommitted():
@@ -396,7 +396,7 @@ def _apply_plan(
     | ReplanAbandoned,
     now: datetime,
 ) -> None:
-    """Apply a report about how a job computes, or about its plans; lease and release machines to match."""
+    """Apply a report about a job's computation or plans; lease and release machines accordingly."""
     match event:
         case Planned(plan=plan):
             _lay(session, row, plan, now)

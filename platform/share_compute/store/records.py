@@ -170,7 +170,7 @@ class ContributorRecord(PresenceRecord):
 
     @property
     def most_training_ranks(self) -> int:
-        """Return the same number for a member that trains."""
+        """Return the largest number of processes that can compute the layers of a training member together."""
         return self.machine().most_training_ranks
 
     @property
@@ -367,7 +367,7 @@ class JobRecord(Record):
 
     @property
     def machines_needed(self) -> int:
-        """Return the number of machines without which the job cannot start.
+        """Return the minimum number of machines for the job to start.
 
         A job with a pinned plan that ran before may continue on fewer machines.
         """

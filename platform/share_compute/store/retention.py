@@ -85,7 +85,7 @@ class Retention:
         return [one for one in self.find(keep, data_folder) if self._delete(one, keep, now, data_folder)]
 
     def _delete(self, one: Prunable, keep: Keep, now: datetime, data_folder: Path) -> bool:
-        """Delete one item and return True; return False if meanwhile its job was resumed or its files are in use.
+        """Delete one item and return True; return False if its job was resumed meanwhile or its files are in use.
 
         For metrics and events, the result is always True.
         """

@@ -47,7 +47,7 @@ class StreamRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """Largest numbers of streams that have not expired, and of their tokens (see `StreamRecord.tokens`)."""
+    """Largest number of unexpired streams, and of their tokens (see `StreamRecord.tokens`)."""
 
     streams: int = 256
     streams_of_key: int = 32
@@ -74,8 +74,7 @@ class StreamLog:
     def create(self, stream: StreamRecord, limits: StreamLimits) -> list[str] | None:
         """Store a new stream; return the ids of the streams that expired to make space for it.
 
-        Only streams that are over expire for a new one, oldest first. Return None, and change nothing, if there is no
-        space.
+        Only finished streams expire to make space, oldest first. Return None, and change nothing, if there is no space.
         """
         now = self._clock()
         mine, whole = StreamRow.owner == stream.owner, true()
@@ -120,7 +119,7 @@ class StreamLog:
                     session.add(StreamPartRow(stream_id=stream_id, number=number, events=list(new.events)))
 
     def touch(self) -> None:
-        """Count the time without a reader from now on, for all streams that have not expired."""
+        """Restart the time without a reader for all unexpired streams."""
         with self._database.write() as session:
             session.execute(
                 update(StreamRow).where(StreamRow.expired_at.is_(None)).values(read_at=self._clock())
@@ -132,7 +131,7 @@ class StreamLog:
             _expire(session, stream_ids, self._clock())
 
     def expire_unread(self, keep_s: float, but: Collection[str]) -> None:
-        """Expire the streams that nobody read for ``keep_s`` seconds, except some; forget streams expired long ago."""
+        """Expire the streams without a reader for ``keep_s`` seconds, except some; forget streams expired long ago."""
         now = self._clock()
         is_old = (StreamRow.expired_at.is_(None), StreamRow.read_at < now - timedelta(seconds=keep_s))
         unread = select(StreamRow.id).where(*is_old, StreamRow.id.not_in(but))

@@ -83,7 +83,7 @@ def _parts(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
                         "num_layers": plan["num_layers"],
                         "stage": place,
                         "microbatches": 0,
-                        # The tokens of a step event are those of all branches.
+                        # The tokens of a step event are summed over all branches.
                         "of_microbatches": plan["microbatches"] * len(branches),
                         "memory_bytes": 0,
                     },
@@ -129,7 +129,7 @@ class _Total:
     """Tokens of these steps, of all machines."""
 
     def sums(self, now: datetime) -> WorkSums:
-        """Return the sums of all periods, the present one up to ``now``."""
+        """Return the sums of all periods; the present period counts up to ``now``."""
         if self.data is None or self.began_at is None:
             return self.ended
         holds_part = self.data.get("num_layers") is not None
@@ -328,12 +328,12 @@ def _begins_work(change: EventRow) -> bool:
 
 
 def _trains(data: Mapping[str, Any]) -> bool:
-    """Return whether the machine computes microbatches of a job in a period with these data."""
+    """Return whether the machine computes microbatches of a job in a period with this data."""
     return data.get("job") is not None and bool(data.get("microbatches"))
 
 
 def _own_tokens(data: Mapping[str, Any], tokens: int) -> int:
-    """Return a machine's share of the tokens of all machines."""
+    """Return a machine's share of the tokens that all machines processed."""
     if not data.get("microbatches"):
         return 0
     own: float = tokens * data["microbatches"] / data["of_microbatches"]
@@ -341,7 +341,7 @@ def _own_tokens(data: Mapping[str, Any], tokens: int) -> int:
 
 
 def _of_job(period: _Period, kind: str) -> Any:
-    """Return a query for the events of this kind that the period's job wrote in the period."""
+    """Return a query for the events of this kind that the period's job wrote during the period."""
     query = select(EventRow).where(
         EventRow.job_id == period.data["job"], EventRow.seq > period.begun.seq, EventRow.kind == kind
     )
@@ -376,7 +376,7 @@ def _busy_s(data: Mapping[str, Any], contributor_id: str, stage: int | None) -> 
 
 
 def changes_work() -> ColumnElement[bool]:
-    """Return the SQL condition for ``work`` events, and for events that say that a machine left or was lost."""
+    """Return the SQL condition for ``work`` events, and for events about machines that left or were lost."""
     goes = and_(EventRow.kind == "contributor", EventRow.data["state"].as_string().in_(GONE))
     return or_(EventRow.kind == KIND, goes)
 

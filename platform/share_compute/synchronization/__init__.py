@@ -4,7 +4,7 @@
 - Round: some training steps of a branch, and the merge after them. Rounds count from 1.
 - Version: weights after a number of merges; version 0 is the initial weights. Round r starts from version r - 1.
 - Contribution: the result of one branch in one round, usually the change of its weights.
-- Merge record: entry of the durable log that says which contributions were merged, in which order and how.
+- Merge record: entry of the durable log that lists the merged contributions, with their order and factors.
 
 A merge is a pure function of its record and its contributions, so the same log gives the same bits.
 """

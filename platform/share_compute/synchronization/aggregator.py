@@ -5,7 +5,7 @@ The aggregator's folder contains:
 - ``versions/VERSION``: the weights after a merge, in the format of a checkpoint without optimizer state.
 - ``outer/VERSION``: state of the outer optimizer, and of the codec of updates.
 - ``updates/VERSION``: the encoded change of the weights from one version to the next.
-- ``own/BRANCH/VERSION`` and ``updates/VERSION-BRANCH``, if branches keep weights of their own: the weights of a branch
+- ``own/BRANCH/VERSION`` and ``updates/VERSION-BRANCH``, if branches keep their own weights: the weights of a branch
   after a merge that includes it, and the encoded change of its weights (`share_compute.synchronization.aggregators`).
 
 The next version is the last one plus the decoded update, so the aggregator and all members have the same bits. Updates
@@ -53,7 +53,7 @@ _DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class InitialShard:
-    """Tensors of some layers with which training begins, by stored name."""
+    """Initial tensors of some layers, by stored name."""
 
     trained: Mapping[str, Tensor]
     frozen: Mapping[str, Tensor]
@@ -87,11 +87,11 @@ class Aggregator:
         return self._folder / "own" / f"{branch:04}" / f"{version:08}"
 
     def _own_versions(self, branch: Branch) -> list[int]:
-        """Return the versions of which a branch's own weights are stored, ascending."""
+        """Return, in ascending order, the versions for which a branch's own weights are stored."""
         return [int(folder.name) for folder in finished_folders(self._own_folder(0, branch).parent)]
 
     def beginning(self, version: int, branch: Branch) -> tuple[Path, int]:
-        """Return the folder of the weights with which a branch begins, and the last merge that they include.
+        """Return the folder of a branch's initial weights, and the last merge that these weights include.
 
         Args:
             version: the newest version.
@@ -105,7 +105,7 @@ class Aggregator:
         return self._own_folder(versions[-1], branch), versions[-1]
 
     def follows(self, base: int, version: int, branch: Branch) -> bool:
-        """Return whether all updates are there that lead a branch from weights of one version to another."""
+        """Return whether all updates exist that lead a branch from the weights of one version to those of another."""
         versions = range(base + 1, version + 1)
         return all(self.update_folder(each, branch).is_dir() for each in versions)
 
@@ -119,14 +119,14 @@ class Aggregator:
         return FLOAT_BYTES * sum(math.prod(shape) for shape in self._shapes.values())
 
     def newest_whole(self, version: int) -> int | None:
-        """Return the newest version up to this one whose files are whole; None if there is none."""
+        """Return the newest version, at most this one, whose files are intact; None if there is none."""
         for each in range(version, -1, -1):
             if all(folder.is_dir() and damage(folder) is None for folder in self._needed(each)):
                 return each
         return None
 
     def forget_after(self, version: int) -> None:
-        """Remove the files of merges after a version: their records are missing, so they may be merged otherwise."""
+        """Remove the files of merges after a version. Their records are missing, so their next merge may differ."""
         for name in ("versions", "outer", "updates"):
             self._remove(self._folder / name, lambda each: each > version)
 
@@ -148,7 +148,7 @@ class Aggregator:
                 )
 
     def _needed(self, version: int) -> Iterable[Path]:
-        """Return the folders from which the job can continue after a merge."""
+        """Return the folders that the job needs to continue after a merge."""
         return self.version_folder(version), self.outer_folder(version)
 
     def begin(self, shards: Iterable[InitialShard], facts: Mapping[str, Any]) -> None:
@@ -168,7 +168,7 @@ class Aggregator:
             known: set[str] = set()
             groups: list[list[str]] = []
             for number, shard in enumerate(shards):
-                # The last shard repeats a tied parameter of the first one.
+                # The last shard repeats a tied parameter of the first shard.
                 trained = {name: value for name, value in shard.trained.items() if name not in known}
                 frozen = {name: value for name, value in shard.frozen.items() if name not in known}
                 known |= trained.keys() | frozen.keys()
@@ -207,8 +207,9 @@ class Aggregator:
     ) -> float | None:
         """Compute and write the version that a record makes, and its update.
 
-        Repeating a merge writes the same bits again. Return the consensus distance if branches keep weights of their
-        own: the root of the mean square of their distances from the merged weights, relative to the latter's norm.
+        Repeating a merge writes the same bits again. Return the consensus distance if branches keep their own weights:
+        the root mean square of the branches' distances from the merged weights, divided by the norm of the merged
+        weights.
 
         Args:
             record: record of the merge.
@@ -237,7 +238,7 @@ class Aggregator:
         return self._distance
 
     def _outputs(self, record: MergeRecord) -> tuple[list[Path], list[Path]]:
-        """Return the checkpoints that a merge writes, the version last, and the other folders that it writes."""
+        """Return the checkpoints that a merge writes, the version last, and the other folders that the merge writes."""
         version = record.version
         return [self.version_folder(version)], [self.update_folder(version, 0), self.outer_folder(version)]
 
@@ -293,7 +294,7 @@ class Aggregator:
             old: weights before the update.
             wanted: weights that the update should make.
             state: slots of the parameters.
-            codec_slot: first part of the names of the codec's slots.
+            codec_slot: prefix of the names of the codec's slots.
         """
         codec = codec_of_update(self._training, version)
         new: dict[str, Tensor] = {}
@@ -320,8 +321,8 @@ class Aggregator:
         """Remove files that are no longer needed.
 
         Args:
-            version: the newest version; it and the one before are kept.
-            oldest_base: the oldest version with which a branch computes; later updates are kept.
+            version: the newest version; this version and the previous one are kept.
+            oldest_base: the oldest version that a branch uses; later updates are kept.
             loading: versions that members of branches load; their weights are kept.
         """
         # Names and shapes of parameters are read from version 0.
@@ -332,7 +333,7 @@ class Aggregator:
 
     @staticmethod
     def _remove(parent: Path, is_old: Callable[[int], bool]) -> None:
-        """Remove the folders in ``parent`` of old versions; their names begin with the version."""
+        """Remove the folders of old versions in ``parent``; their names begin with the version."""
         for folder in finished_folders(parent):
             if is_old(int(folder.name[:_DIGITS])):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -365,5 +366,5 @@ def folder_bytes(folder: Path) -> int:
 
 
 def part_file(number: int) -> str:
-    """Return the name of the file with the tensors of a shard, before the folder is complete."""
+    """Return the name that the file with a shard's tensors has until the folder is complete."""
     return f"model-0000-{number:04}.part"

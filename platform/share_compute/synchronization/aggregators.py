@@ -1,4 +1,4 @@
-"""The aggregator of policies whose branches keep weights of their own, and the choice of an aggregator."""
+"""The aggregator of policies whose branches keep their own weights, and the choice of an aggregator."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def aggregator_of(folder: Path, training: TrainingSpec) -> Aggregator:
 
 
 class OwnWeightsAggregator(Aggregator):
-    """The weights of a job whose branches keep weights of their own: elastic averaging and gossip.
+    """The weights of a job whose branches keep their own weights: elastic averaging and gossip.
 
-    ``own/BRANCH/VERSION`` is a checkpoint with the weights of a branch. A merge first adds the decoded contribution
-    x - y to a branch's last weights y. Then it moves x towards the centre or the neighbours, and sends the branch the
-    encoded difference. The branch does the same additions, so both have the same bits, and a branch that is lost
+    ``own/BRANCH/VERSION`` is a checkpoint with the weights of a branch. A merge first adds the decoded contribution x -
+    y to a branch's last weights y. Then it moves x towards the centre or the neighbours, and sends the branch the
+    encoded difference. The branch does the same additions, so branch and aggregator have the same bits. A lost branch
     continues with its own weights.
 
     ``versions/VERSION`` is the centre of elastic averaging, or the mean of all branches in gossip. It is the result of
@@ -76,7 +76,7 @@ class OwnWeightsAggregator(Aggregator):
             yield self.beginning(version, branch)[0]
 
     def forget_after(self, version: int) -> None:
-        """Remove the files of merges after a version: their records are missing, so they may be merged otherwise."""
+        """Remove the files of merges after a version: their records are missing, so their next merge may differ."""
         super().forget_after(version)
         for branch in range(self._policy.branches):
             self._remove(self._own_folder(0, branch).parent, lambda each: each > version)
@@ -156,7 +156,7 @@ class OwnWeightsAggregator(Aggregator):
     def _gossip(
         self, rows: Mixing, record: MergeRecord, last: Tensors, arrived: Mapping[Branch, Tensors]
     ) -> tuple[Tensors, dict[Branch, Tensors]]:
-        """Return the weights that each branch in the record should get; the mean is known only after encoding."""
+        """Return the weights that each branch in the record should get; their mean is known only after encoding."""
         present = sorted(run.branch for run in record.runs)
         if self._is_last(record.version):
             everybody = mean(list(arrived.values()))

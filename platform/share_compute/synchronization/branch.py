@@ -31,7 +31,7 @@ def is_branch_slot(name: str) -> bool:
 
 
 def version_of(folder: WeightFolder) -> int | None:
-    """Return the lowest version of the parameters in the optimizer's part of a checkpoint; None if it has none."""
+    """Return the lowest version of the parameters in the optimizer's part of a checkpoint; None without versions."""
     slots = [name for name in folder.names() if name.endswith(f"{_MARK}{_VERSION}")]
     return min((int(folder.read(name)) for name in slots), default=None)
 
@@ -57,11 +57,11 @@ class BranchState:
 
     A round turns ``base`` into the weights by training. The contribution of the branch is ``weights - base``, encoded.
     The update of the merge is the decoded change of the common weights. All branches add the same update to the same
-    base, so they begin the next round with the same bits. In policies in which branches keep weights of their own, the
-    update is the change of the branch's weights beside its contribution.
+    base, so they begin the next round with the same bits. If branches keep their own weights, the update is the change
+    of the branch's weights in addition to its contribution.
 
     If merges overlap with training, ``sent`` has the weights at the end of the round. After the merge, the branch
-    continues with the common weights plus what it has learned since then.
+    continues with the common weights plus its own change since then.
 
     Each parameter has its own version, because a shard may be loaded from several members, some of which have merged.
 
@@ -114,10 +114,10 @@ class BranchState:
         return payloads
 
     def end_round(self, base: int) -> None:
-        """End the open round; training then goes on while it is merged. Repeated calls have no effect.
+        """End the open round; training continues while the round is merged. Repeated calls have no effect.
 
         Args:
-            base: version with which the round began; parameters of later versions stay as they are.
+            base: initial version of the round; parameters of later versions stay unchanged.
         """
         for name, kept in self._kept.items():
             if kept.sent is not None and not kept.is_pending and kept.version == base:
@@ -151,15 +151,15 @@ class BranchState:
     ) -> tuple[str, ...]:
         """Add an update to the base, and replace the weights with the result.
 
-        If the branch keeps weights of its own, its decoded contribution is added first. Parameters that include the
-        update already stay as they are, so a repeated merge changes nothing.
+        If the branch keeps its own weights, its decoded contribution is added first. Parameters that already include
+        the update stay unchanged, so a repeated merge changes nothing.
 
         Args:
             version: version that the update makes.
             before: version of the weights to which the update is added.
             payloads: encoded update of each parameter, by stored name; others are ignored.
             closes_round: whether the update ends the open round of this branch. If so, the codec's next state takes
-                effect. A branch that is late then applies later updates, which do not end a round.
+                effect. A late branch also applies further updates, which do not end a round.
 
         Returns:
             Names of the parameters that were changed.
@@ -167,7 +167,7 @@ class BranchState:
         Raises:
             UserError: the change of a parameter in this round is not finite or too large.
             VerificationFailed: an update before this one is missing, or a payload is missing or damaged. Parameters
-                before the damaged one include the update then.
+                before the damaged one then already include the update.
         """
         sizes = self.update_bytes(version, before)
         for name, size in sizes.items():
@@ -192,7 +192,7 @@ class BranchState:
                 kept.base.add_(round_codec.decode(contribution, weight.shape))
                 kept.state = following
             elif closes_round:
-                # The state follows from the weights that the merge is about to replace.
+                # The next state depends on the weights that the merge is about to replace.
                 kept.state = self._encoded(name)[1] if following is None else following
             kept.base.add_(change)
             with torch.no_grad():
@@ -203,7 +203,7 @@ class BranchState:
         return tuple(sizes)
 
     def _learned_apart(self, name: str, version: int, *, closes_round: bool) -> Tensor | None:
-        """Return the change of a parameter that no contribution has, and that a merge must keep; None if none."""
+        """Return the change of a parameter that is in no contribution and that a merge must keep; None if none."""
         if version >= self._rounds:
             return None  # the result is the merged weights
         weight, kept = self._parameters[name].detach(), self._kept[name]
@@ -222,7 +222,7 @@ class BranchState:
         return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy a state that `tensors` returned, or a part of it; parameters without tensors stay as they are.
+        """Copy a state from `tensors`, or a part of one; parameters without tensors stay unchanged.
 
         Raises:
             VerificationFailed: a tensor is missing or unknown, or does not fit its parameter.

@@ -31,7 +31,7 @@ def exponential(branches: int) -> set[Edge]:
 
 
 def random_pairs(branches: int, seed: int, number: int) -> set[Edge]:
-    """Return disjoint pairs of branches that are drawn for a round; with an odd number, one branch is alone.
+    """Return disjoint pairs of branches, drawn at random for a round; with an odd number, one branch is alone.
 
     Source: NoLoCo (Kolehmainen et al. 2025, arXiv 2506.10911).
 
@@ -52,7 +52,7 @@ def edges_of(graph: Graph, branches: int, seed: int, number: int, measured: Iter
         branches: number of branches.
         seed: seed of the job.
         number: the round.
-        measured: edges that follow from measured links; they stay the same for the whole job.
+        measured: edges derived from measured links; they stay the same for the whole job.
 
     Raises:
         UserError: the measured edges do not connect all branches.
@@ -71,10 +71,10 @@ def edges_of(graph: Graph, branches: int, seed: int, number: int, measured: Iter
 
 
 def require_connected(edges: Iterable[Edge], branches: int) -> None:
-    """Check that a graph has no other nodes than the branches, and that a path leads from each branch to all others.
+    """Check that the nodes of a graph are the branches, and that the graph is connected.
 
     Raises:
-        UserError: it has no such path, or an edge to an unknown branch, or one from a branch to itself.
+        UserError: the graph is not connected, or has an edge to an unknown branch or from a branch to itself.
     """
     neighbours = defaultdict(set)
     for one, other in edges:
@@ -100,8 +100,8 @@ def require_connected(edges: Iterable[Edge], branches: int) -> None:
 def metropolis_weights(edges: Iterable[Edge], branches: int) -> Mixing:
     """Return the weight of each edge: 1 / (1 + the larger degree of its ends).
 
-    The matrix of weights is symmetric and doubly stochastic, so averaging keeps the mean of all branches. It still is
-    if edges are left out and each branch keeps the weight of its missing neighbours for itself.
+    The matrix of weights is symmetric and doubly stochastic, so averaging keeps the mean of all branches. This also
+    holds without some edges, if each branch keeps the weight of its missing neighbours for itself.
 
     Source: Xiao, Boyd and Lall 2005, doi 10.1109/IPSN.2005.1440896, eq. 6.
     """

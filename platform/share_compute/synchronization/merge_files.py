@@ -1,4 +1,4 @@
-"""Files of merges: contributions, which are not trusted, and the folders that an aggregator writes."""
+"""Files of merges: untrusted contributions, and the folders that an aggregator writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(writer: FolderWriter, file: str, tensors: Mapping[str, Tensor]) -> Non
 
 
 def read_slots(folder: Path) -> Callable[[str], dict[str, Tensor]]:
-    """Return a function that reads the state of a parameter, by slot's name; empty if it has none."""
+    """Return a function from the name of a slot to a parameter's state; empty for a parameter without state."""
     if not any(folder.glob("model*.safetensors")):
         return lambda _name: {}
     found, names = WeightFolder(folder), defaultdict[str, list[str]](list)
@@ -42,7 +42,7 @@ def read_slots(folder: Path) -> Callable[[str], dict[str, Tensor]]:
 
 
 def opened(folder: Path, run: BranchRun) -> WeightFolder:
-    """Open the folder of a contribution; raise `VerificationFailed` if it is no folder of tensors."""
+    """Open the folder of a contribution; raise `VerificationFailed` if it is not a folder of tensors."""
     try:
         return WeightFolder(folder)
     except UserError as failure:

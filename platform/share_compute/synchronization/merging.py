@@ -1,7 +1,7 @@
 """The numerics of merges: sums of contributions, outer optimizers, and elastic averaging.
 
-All functions are pure: they change no input. Each value is computed by itself and in a fixed order, by operations that
-round once, so the bits depend neither on the number of threads nor on the place of tensors in memory.
+All functions are pure: they change no input. Each value is computed separately and in a fixed order, by operations that
+round once. So the bits depend neither on the number of threads nor on the place of tensors in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 
 
 def difference(after: Tensors, before: Tensors) -> dict[str, Tensor]:
-    """Return the contribution of a run: its change of the weights."""
+    """Return the contribution of a run: the change of the weights in the run."""
     return {name: after[name] - value for name, value in before.items()}
 
 
@@ -124,7 +124,7 @@ def apply_merge(
         record: the merge record.
         contributions: tensors of the runs in the record; others are ignored.
         outer: the outer optimizer.
-        weights: weights of the version before.
+        weights: weights of the previous version.
         state: state of the outer optimizer.
 
     Raises:
@@ -152,7 +152,7 @@ def mix(own: Tensors, neighbours: Sequence[Tensors], weights: Sequence[float]) -
 
     Args:
         own: weights of the branch.
-        neighbours: weights of the neighbours; without any, nothing changes.
+        neighbours: weights of the neighbours; without neighbours, nothing changes.
         weights: weight of each neighbour.
     """
     if not neighbours:
@@ -170,7 +170,7 @@ def elastic_pull(weights: Tensors, centre: Tensors, coefficient: float) -> dict[
     Args:
         weights: weights of the branch, x.
         centre: the centre before the merge.
-        coefficient: coefficient of the contribution in the record; the rate, if it was not late.
+        coefficient: coefficient of the contribution in the record; the rate, if the contribution was not late.
     """
     return {name: value - (value - centre[name]) * coefficient for name, value in weights.items()}
 
@@ -184,7 +184,7 @@ def require_fitting(contribution: Tensors, weights: Tensors, run: BranchRun) -> 
     """Check that a contribution has the names, shapes and type of the weights, and is finite.
 
     Raises:
-        VerificationFailed: it does not.
+        VerificationFailed: the contribution does not fit.
     """
     problem = _problem(contribution, weights)
     if problem:

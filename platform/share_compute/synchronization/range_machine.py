@@ -1,17 +1,17 @@
-"""The state machine of ranges: it keeps each range of the weights on two machines, and says when a merge is durable.
+"""The state machine of ranges: it keeps each range of the weights on two machines, and decides when a merge is durable.
 
-Each range has a server and, where a second machine is there, a backup. Both have the newest version of the range, the
+Each range has a server and, if there is a second machine, a backup. Both have the newest version of the range, the
 state of its outer optimizer, and the open contributions, and both compute each merge.
 
 - A contribution is acknowledged when the servers and backups of all ranges have it. Only then may a merge contain it,
   and only then may its branch forget it.
 - A merge is committed when the servers and backups of all ranges have computed the same bits, and the control plane's
   machine has followed with the update.
-- If a server is lost, its backup becomes the server, and another backup is made. Contributions that only the lost
-  server had are not acknowledged, so their branches send them again.
-- If server and backup are lost together, the range begins again with the version that the control plane's machine has,
-  which is the last committed one. All branches send their open contributions again. The same happens if a server is
-  lost before a new backup has all acknowledged contributions.
+- If a server is lost, its backup becomes the server, and a new backup is made. Contributions that only the lost server
+  had are not acknowledged, so their branches resend them.
+- If server and backup are lost together, the range restarts from the last committed version, which the control plane's
+  machine has. All branches resend their open contributions. The same happens if a server is lost before a new backup
+  has all acknowledged contributions.
 
 So each acknowledged contribution is merged exactly once into each range, unless a range loses both machines. This is
 primary-backup replication with repeated computation (state machine approach, Schneider 1990): backups receive
@@ -40,7 +40,7 @@ class Holder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MachinesOffered:
-    """From now on, ranges may only be on these machines, best first. Ranges on other machines have to move."""
+    """From now on, ranges may only be on these machines, best first. Ranges on other machines must move."""
 
     machines: tuple[Machine, ...]
 
@@ -149,21 +149,21 @@ class CopyContribution:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """A contribution is on all servers and backups: it may be merged."""
+    """A contribution is on all servers and backups, so it may be merged."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class SendAgain:
-    """A part of a contribution was lost before it was acknowledged: the branch has to send it again."""
+    """A part of a contribution was lost before it was acknowledged, so the branch must resend it."""
 
     key: Key
 
 
 @dataclass(frozen=True, slots=True)
 class RestartRound:
-    """A range lost acknowledged contributions: forget all contributions, and let the branches send them again."""
+    """A range lost acknowledged contributions: forget all contributions, and let the branches resend them."""
 
     range: int
 
@@ -178,7 +178,7 @@ class ComputeMerge:
 
 @dataclass(frozen=True, slots=True)
 class CopyMerge:
-    """Copy what the server of a range computed, because the backup has computed other bits."""
+    """Copy the result of a range's server to its backup, because the backup computed other bits."""
 
     holder: Holder
     source: Machine
@@ -232,12 +232,12 @@ class _Copy:
 
 
 class RangesMachine:
-    """Decides where the ranges of one job are, and what their machines do.
+    """State machine for the ranges of one job: decides which machines hold them, and the work of these machines.
 
     Args:
         ranges: number of ranges.
         version: number of merges that are recorded.
-        holders: machines that have this version from an earlier attempt.
+        holders: machines that hold this version from an earlier attempt.
     """
 
     def __init__(self, ranges: int, version: int, holders: Sequence[Holder] = ()) -> None:
@@ -259,17 +259,17 @@ class RangesMachine:
 
     @property
     def servers(self) -> tuple[Machine | None, ...]:
-        """Machine of the server of each range; None if there is none at the moment."""
+        """Machine of the server of each range; None for a range without a server."""
         return tuple(copies[0].machine if copies else None for copies in self._ranges)
 
     @property
     def are_servers_whole(self) -> bool:
-        """Whether each range has a server with its newest version."""
+        """Whether each range has a server that holds its newest version."""
         return all(copies and copies[0].is_whole for copies in self._ranges)
 
     @property
     def holders(self) -> tuple[Holder, ...]:
-        """All machines with ranges, the server of each range before its backup."""
+        """All machines with ranges; the server of each range comes before its backup."""
         return tuple(Holder(number, copy.machine) for number, copy in self._all())
 
     def handle(self, event: RangeEvent) -> list[RangeEffect]:
@@ -342,8 +342,8 @@ class RangesMachine:
 
     def _remove(self, copies: list[_Copy], copy: _Copy) -> None:
         copies.remove(copy)
-        self._is_following = False  # the update may have to come from another machine
-        for other in copies:  # it may have waited for files of the removed machine
+        self._is_following = False  # the update may now have to come from another machine
+        for other in copies:  # the merge may have waited for files of the removed machine
             other.is_computing = False
             other.expects.clear()
 
@@ -377,7 +377,7 @@ class RangesMachine:
             yield from self._merge(self._record)
 
     def _leave(self, number: int) -> Iterator[RangeEffect]:
-        """Release a machine that is not offered any more, if the other one has all that is needed."""
+        """Release a machine that is no longer offered, if the other machine of the range has all needed data."""
         copies = self._ranges[number]
         for copy in reversed(copies[:]):
             others = [other for other in copies if other is not copy and other.is_whole]
@@ -396,11 +396,11 @@ class RangesMachine:
         if machine is not None:
             source = copies[0].machine if copies else None
             copies.append(_Copy(machine))
-            self._is_following = False  # the new machine has to compute the merge as well
+            self._is_following = False  # the new machine must compute the merge, too
             yield CopyRange(Holder(number, machine), source, self.version)
 
     def _free(self, number: int) -> Machine | None:
-        """Return the machine with the least work that does not have the range; servers count twice."""
+        """Return the least loaded machine without this range; servers count twice."""
         used = {copy.machine for copy in self._ranges[number]}
         work = dict.fromkeys(self._machines, 0)
         for copies in self._ranges:
@@ -411,7 +411,7 @@ class RangesMachine:
         return min(free, key=lambda machine: work[machine], default=None)
 
     def _is_settled(self, number: int) -> bool:
-        """Return whether a range has a server and a backup, as far as there are machines for them."""
+        """Return whether a range has a server and a backup, as far as enough machines exist."""
         copies = self._ranges[number]
         is_full = len(copies) == 2 or (len(copies) == 1 and self._free(number) is None)
         return is_full and all(copy.is_whole for copy in copies)

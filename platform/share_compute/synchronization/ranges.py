@@ -1,8 +1,8 @@
-"""Ranges of the weights: each is merged on a machine of its own, and the server follows with the updates alone.
+"""Ranges of the weights: each range is merged on its own machine, and the server only receives the updates.
 
-A range is a set of whole parameters. A merge computes each parameter by itself, so ranges that are merged on several
-machines have the same bits as one aggregator. The server adds the decoded updates to its weights, as the branches do.
-It thus has each version as a whole, but neither contributions nor the state of the outer optimizer pass its link.
+A range is a set of whole parameters. A merge computes each parameter separately, so merges on several machines give the
+same bits as one aggregator. The server adds the decoded updates to its weights, as the branches do. It thus has each
+whole version, but neither contributions nor the state of the outer optimizer pass its link.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class RangeDigests:
 def divided(whole: RangeLayout, policy: BranchesSpec, rounds: int, count: int) -> tuple[RangeLayout, ...]:
     """Return disjoint ranges of whole parameters with about the same size; equal arguments give equal ranges.
 
-    Each parameter goes to the range with the least numbers so far, the largest parameters first (the LPT rule, Graham
-    1969). Parameters that are merged in different rounds are divided apart, so that the ranges share the work of each
-    round. There are fewer ranges if a round merges fewer parameters.
+    Each parameter goes to the range that is smallest so far, the largest parameters first (the LPT rule, Graham 1969).
+    Parameters of different rounds are divided separately, so that the ranges share the work of each round. There are
+    fewer ranges if a round merges fewer parameters.
 
     Args:
         whole: all trained parameters.
@@ -100,10 +100,10 @@ def divided(whole: RangeLayout, policy: BranchesSpec, rounds: int, count: int) -
 
 
 class _CheckedAggregator(Aggregator):
-    """An aggregator that copies the state of the outer optimizer from other machines, which may be damaged."""
+    """An aggregator that copies the outer optimizer's state from other machines; this state may be damaged."""
 
     def _slots(self, shapes: Shapes) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
-        """Return the shapes of all slots that some parameters must have, and those that they may have as well."""
+        """Return the shapes of all slots that some parameters must have, and of the slots that they may have."""
         empty = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
         needed = {slot: tuple(value.shape) for slot, value in outer_state(self._outer, empty).items()}
         codec = codec_of_update(
@@ -117,7 +117,7 @@ class _CheckedAggregator(Aggregator):
         return needed, possible
 
     def _odd_slot(self, slots: Shapes, shapes: Shapes) -> str | None:
-        """Return a slot that is missing, unknown, or has a wrong shape; None if all fit parameters of these shapes."""
+        """Return a slot that is missing, unknown or of a wrong shape; None if all slots fit these shapes."""
         needed, possible = self._slots(shapes)
         missing = sorted(needed.keys() - slots.keys())
         known = needed | possible
@@ -133,7 +133,7 @@ class _CheckedAggregator(Aggregator):
 class RangeAggregator(_CheckedAggregator):
     """The weights of one range.
 
-    Besides the folders of `Aggregator`, its folder contains ``contributions/KEY``: the part of a contribution.
+    Besides the folders of `Aggregator`, its folder contains ``contributions/KEY``: this range's part of a contribution.
 
     Args:
         folder: folder of the range.
@@ -156,7 +156,7 @@ class RangeAggregator(_CheckedAggregator):
         return dict(self._layout.shapes)
 
     def has(self, version: int) -> bool:
-        """Return whether the files from which the job can continue after a merge are whole."""
+        """Return whether the files that the job needs to continue after a merge are intact."""
         return self.newest_whole(version) == version
 
     @property
@@ -165,17 +165,17 @@ class RangeAggregator(_CheckedAggregator):
         return self._shapes.keys()
 
     def contribution_folder(self, key: str) -> Path:
-        """Return the path of the part of a contribution."""
+        """Return the path of this range's part of a contribution."""
         return self._folder / "contributions" / key
 
     def copy(self, version: int, weights: Fill, slots: Shapes | None, state: Fill) -> None:
-        """Write a version and its state of the outer optimizer, which another machine has.
+        """Copy a version and its state of the outer optimizer from another machine.
 
         Args:
             version: the version.
-            weights: loads weights.
-            slots: shapes of the slots of the state, by name; None lets the outer optimizer begin again.
-            state: loads slots.
+            weights: function that loads weights.
+            slots: shapes of the slots of the state, by name; None resets the outer optimizer.
+            state: function that loads slots.
 
         Raises:
             VerificationFailed: the slots do not fit the range, or a number is not finite.
@@ -245,7 +245,7 @@ class RangeAggregator(_CheckedAggregator):
         ]
 
     def receive(self, key: str, run: BranchRun, fill: Fill) -> str:
-        """Store the part of a contribution, and return its digest; do not load it again if it is there.
+        """Store this range's part of a contribution, unless it is stored already; return its digest.
 
         Args:
             key: name of the contribution; equal keys stand for equal contributions.
@@ -272,7 +272,7 @@ class RangeAggregator(_CheckedAggregator):
             raise
 
     def merge_range(self, record: MergeRecord, keys: Mapping[BranchRun, str]) -> RangeDigests:
-        """Compute and write the range's part of a version; see `Aggregator.merge`.
+        """Compute and write this range's part of a version; see `Aggregator.merge`.
 
         Args:
             record: record of the merge.
@@ -296,7 +296,7 @@ class RangeAggregator(_CheckedAggregator):
         shutil.rmtree(self._folder / "contributions", ignore_errors=True)
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Remove contributions that are merged or not used."""
+        """Remove contributions that are merged or will not be used."""
         for key in keys:
             shutil.rmtree(self.contribution_folder(key), ignore_errors=True)
 
@@ -320,7 +320,7 @@ class FollowingAggregator(_CheckedAggregator):
         digests: Sequence[tuple[Collection[str], str]],
         facts: Mapping[str, Any],
     ) -> dict[str, str]:
-        """Write a version and its update, from the last version and the update; return the digest of each payload.
+        """Add an update to the last version, and write both; return the digest of each payload.
 
         Args:
             version: the version.
@@ -369,7 +369,7 @@ class FollowingAggregator(_CheckedAggregator):
         return sealed
 
     def keep_outer(self, version: int, groups: Sequence[tuple[Collection[str], Shapes, Fill]]) -> None:
-        """Write the state of the outer optimizer, which is fetched from the machines with ranges.
+        """Fetch the state of the outer optimizer from the machines with ranges, and write it.
 
         Args:
             version: version of the weights to which the state belongs.
@@ -399,7 +399,7 @@ def payload_digest(name: str, payload: Tensor) -> str:
 
 @contextmanager
 def _accusing(place: int) -> Iterator[None]:
-    """Add a range to the details of errors that its machine has caused."""
+    """Add a range to the details of errors that the range's machine caused."""
     try:
         yield
     except (ContributorLost, UserError, VerificationFailed) as failure:

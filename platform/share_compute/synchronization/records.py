@@ -40,7 +40,7 @@ class MergeTerm:
 
 @dataclass(frozen=True, slots=True)
 class MergeRecord:
-    """Entry of the durable log: which contributions are merged, in which order, with which factors."""
+    """Entry of the durable log: the contributions of a merge, with their order and factors."""
 
     version: int
     """Version that the merge makes."""
@@ -65,16 +65,16 @@ def coefficients(
 ) -> Sequence[float]:
     """Return the factors of contributions in a merge, in the given order.
 
-    - If branches merge together, the factors are those of a weighted mean. In gossip nothing depends on them.
+    - If branches merge together, the factors are those of a weighted mean. Gossip does not use them.
     - In elastic averaging (EASGD), they are the fractions of their differences by which branches pull the centre.
     - Branches that push one after another to a parameter server each add an equal part of their change. A round of all
-      branches then moves the weights as far as one merge of them would.
+      branches then moves the weights as far as one common merge would.
 
     Args:
         policy: options of the policy.
         contributions: contributions of one merge.
         version: version that the merge makes. Contributions to earlier rounds are scaled by their age, except those to
-            a parameter server, whose branches are behind as a matter of course.
+            a parameter server, where branches are always behind.
     """
     ages = [age_scale(version - each.run.round) for each in contributions]
     if isinstance(policy, ElasticSpec):

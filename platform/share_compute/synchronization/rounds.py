@@ -1,11 +1,11 @@
 """The state machine of rounds: it decides which contributions each merge contains, and when a merge happens.
 
-A merge depends on its record alone: not on the machines that ran the branches, nor on the order of messages.
+A merge depends only on its record, and not on the machines that ran the branches or on the order of messages.
 
-- If the quorum is all branches, each record has all of them, so losses of machines do not change the weights.
-- With a smaller quorum, the grace period begins when the quorum is there. Branches that are missing when it ends are
-  late. Local steps and a synchronous parameter server merge their contributions in the next merge, scaled by their
-  age, or drop them. In elastic averaging and gossip, a late contribution counts as the one to the open round.
+- If the quorum is all branches, each record contains all branches, so losses of machines do not change the weights.
+- With a smaller quorum, a grace period begins when the quorum is reached. Branches that are missing at its end are
+  late. Local steps and a synchronous parameter server merge their contributions in the next merge, scaled by their age,
+  or drop them. In elastic averaging and gossip, a late contribution counts for the open round.
 - To a parameter server with staleness, each contribution is merged as soon as it arrives. A branch that is too far
   ahead of the slowest one waits before it continues.
 
@@ -33,7 +33,7 @@ from share_compute.synchronization.records import (
 
 @dataclass(frozen=True, slots=True)
 class Contributed:
-    """A contribution is complete and was checked: shapes, types, finite numbers."""
+    """A contribution is complete and has passed the checks: shapes, types, finite numbers."""
 
     contribution: Contribution
 
@@ -118,7 +118,7 @@ class RoundsMachine:
 
     @property
     def rounds_done(self) -> int:
-        """Number of rounds that all branches have finished, except those that are late."""
+        """Number of rounds that all branches except late ones have finished."""
         return self._slowest if self._policy.merges_apart else self.version
 
     def rounds_with(self, record: MergeRecord) -> int:
@@ -129,7 +129,7 @@ class RoundsMachine:
         return min(self.clock(branch) + pushed[branch] for branch in range(self._policy.branches))
 
     def last_round(self, branch: int) -> int:
-        """Return the round of a branch's last run that is merged; 0 if there is none."""
+        """Return the round of a branch's last merged run; 0 if there is none."""
         return max((run.round for run in self._merged if run.branch == branch), default=0)
 
     def clock(self, branch: int) -> int:
@@ -137,25 +137,25 @@ class RoundsMachine:
         return self._clocks[branch]
 
     def is_done(self, branch: int) -> bool:
-        """Return whether a branch has no round left; it may have to wait for other branches."""
+        """Return whether a branch has finished all rounds; it may still wait for other branches."""
         return self.is_over or self.clock(branch) >= self._rounds
 
     def missing(self, there: Iterable[BranchRun]) -> tuple[int, ...]:
-        """Return the branches without a run for the open round among these runs."""
+        """Return the branches that have no run for the open round among these runs."""
         counts_late = not self._policy.skips_missed
         present = {run.branch for run in there if run.round == self.open_round or counts_late}
         return tuple(branch for branch in range(self._policy.branches) if branch not in present)
 
     def has(self, run: BranchRun) -> bool:
-        """Return whether a run's contribution waits for a merge, or is merged."""
+        """Return whether a run's contribution is merged, or waits for a merge."""
         is_recording = self._record is not None and run in self._record.runs
         return is_recording or run in self._waiting or run in self._merged
 
     def withdraw(self, branch: int) -> list[BranchRun]:
         """Forget the contributions of a branch that wait for a merge, and return their runs.
 
-        Call this when the branch begins a round again without the state with which it began before: it might compute
-        another contribution. Late contributions are kept if the branch skips their rounds, as with local steps.
+        Call this when the branch restarts a round from another state, because it might then compute another
+        contribution. Late contributions are kept if the branch skips their rounds, as with local steps.
         """
         withdrawn = [run for run in self._waiting if run.branch == branch and self._is_computed_again(run)]
         for run in withdrawn:
@@ -166,7 +166,7 @@ class RoundsMachine:
         return not self._policy.skips_missed or run.round >= self.open_round
 
     def may_forget(self, run: BranchRun) -> bool:
-        """Return whether a branch that begins a round again computes this contribution, which did not arrive, again."""
+        """Return whether a branch that restarts a round recomputes this contribution, which did not arrive."""
         return not self.has(run) and self._is_computed_again(run)
 
     def restart_round(self) -> list[BranchRun]:
@@ -178,7 +178,7 @@ class RoundsMachine:
         return forgotten
 
     def updates(self, run: BranchRun) -> range | None:
-        """Return the versions whose updates a branch needs to continue after a run; None if it has to wait.
+        """Return the versions whose updates a branch needs to continue after a run; None if the branch must wait.
 
         Args:
             run: the last run of the branch, merged or not.
@@ -196,15 +196,15 @@ class RoundsMachine:
     def has_to_wait(self, branch: int) -> bool:
         """Return whether a branch may not begin a round: it has none left, or is too far ahead of the slowest branch.
 
-        A branch whose push is being merged also waits. If it were started again before the end of this merge, it would
-        train the same round twice. When the job is over, no branch waits.
+        A branch whose push is being merged also waits: if it restarted before the end of this merge, it would train the
+        same round twice. When the job is over, no branch waits.
         """
         if self.is_over:
             return False
         return self.is_done(branch) or self._is_too_far_ahead(branch) or self._is_pushing(branch)
 
     def _is_pushing(self, branch: int) -> bool:
-        """Return whether the merge that is being recorded has a push of a branch, in policies that merge apart."""
+        """Return whether the merge being recorded contains a push of a branch, in policies that merge apart."""
         runs = () if self._record is None else self._record.runs
         return self._policy.merges_apart and any(run.branch == branch for run in runs)
 
@@ -212,7 +212,7 @@ class RoundsMachine:
         policy = self._policy
         if not isinstance(policy, ParameterServerSpec) or policy.staleness == "unbounded":
             return False
-        # With staleness 0, branches merge together, and the quorum decides which of them a round waits for.
+        # With staleness 0, branches merge together, and the quorum decides which branches a round waits for.
         return policy.staleness > 0 and self.clock(branch) - self._slowest > policy.staleness
 
     def handle(self, event: RoundEvent) -> list[RoundEffect]:
@@ -248,14 +248,14 @@ class RoundsMachine:
         return next((reason for reason, applies in refusals.items() if applies), "")
 
     def _merge_if_due(self) -> list[RoundEffect]:
-        """Close the round if all branches are there, or if the grace period after the quorum is over."""
+        """Close the round if all contributions arrived, or if the grace period after the quorum is over."""
         if self._record is not None or self.is_over:
             return []
         policy = self._policy
         missing = self.missing(self._waiting)
         there = policy.branches - len(missing)
         if policy.keeps_own_weights and self.open_round == self._rounds and 0 in missing:
-            return []  # the first branch saves the result, so the last merge has to give it to this branch
+            return []  # the first branch saves the result, so the last merge must give the result to this branch
         if there < policy.needed:
             self._quorum_s = None
             return []

@@ -20,7 +20,7 @@ class CheckpointPace:
         every_s: minimum time between the starts of two checkpoints.
         begun_s: start of the last checkpoint, or of training.
         paused_s: time for which training paused for the last checkpoint.
-        writing_s: time from the start of the last checkpoint until it was complete or given up.
+        writing_s: time from the start of the last checkpoint until it was complete or abandoned.
     """
 
     every_s: float
@@ -46,5 +46,5 @@ class CheckpointPace:
         return replace(self, paused_s=seconds)
 
     def written(self, now_s: float) -> CheckpointPace:
-        """Return the pace after the last checkpoint was completed or given up at ``now_s``."""
+        """Return the pace after the last checkpoint was completed or abandoned at ``now_s``."""
         return replace(self, writing_s=now_s - self.begun_s)

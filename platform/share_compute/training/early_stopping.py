@@ -29,7 +29,7 @@ class EarlyStopping:
     def after(self, step: int, figures: Mapping[str, float]) -> EarlyStopping:
         """Return the state after one more validation.
 
-        A validation without the metric, for example an undefined area under a curve, is no improvement.
+        A validation without the metric, for example an undefined area under a curve, does not count as an improvement.
         """
         value = figures.get(self.spec.figure)
         if value is not None and self._improves(value):
@@ -66,7 +66,7 @@ class EarlyStopping:
 
 
 def reaches(target: TargetSpec, figures: Mapping[str, float]) -> bool:
-    """Return whether a validation is at least as good as the value at which the job ends."""
+    """Return whether a validation is at least as good as the target value of the job."""
     value = figures.get(target.figure)
     if value is None:
         return False
@@ -74,5 +74,5 @@ def reaches(target: TargetSpec, figures: Mapping[str, float]) -> bool:
 
 
 def named(metric: str) -> str:
-    """Return the name of a metric as it is in sentences."""
+    """Return the name of a metric for use in sentences."""
     return metric.replace("_", " ")

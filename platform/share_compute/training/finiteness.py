@@ -47,7 +47,7 @@ def find_nonfinite(
     entering: Tensor,
     gradient: Tensor | Callable[[Tensor], Tensor],
 ) -> NonFiniteValue | None:
-    """Run one microbatch through a stage again, and return the first value that is not finite; None if there is none.
+    """Rerun one microbatch in a stage, and return the first value that is not finite; None if there is none.
 
     If ``entering`` is not finite, an earlier stage has the cause, so the result is None. If ``gradient`` is a tensor
     that is not finite, a later stage has the cause, so only the forward is checked.

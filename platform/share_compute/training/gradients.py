@@ -48,8 +48,8 @@ class GradientBuckets:
 
     Parameters are put into buckets in reverse order, because a backward usually reaches the last ones first.
 
-    With a share of the optimizer's state, only the `own` ranges of the `result` need to hold the sum. The methods that
-    read the whole sum then read the gradients of the share alone.
+    With a share of the optimizer's state, only the `own` ranges of the `result` need to hold the sum. Methods that
+    otherwise read the whole sum then read only the gradients of the share.
 
     Args:
         parameters: parameters by stored name; frozen ones have no gradient.
@@ -98,7 +98,7 @@ class GradientBuckets:
         return len(self._layout)
 
     def _cut(self, parameters: list[nn.Parameter], fusion: FusionSpec | None) -> list[list[nn.Parameter]]:
-        """Return the parameters of each bucket, those of one share one after the other."""
+        """Return the parameters of each bucket, ordered by share."""
         groups = _cut(parameters, fusion or FusionSpec())
         return [sorted(group, key=lambda parameter: self._owner[parameter]) for group in groups]
 
@@ -114,7 +114,7 @@ class GradientBuckets:
         return frozenset(name for parameter, name in self._names.items() if self._owner[parameter] == index)
 
     def weight_buckets(self, fusion: FusionSpec) -> WeightBuckets:
-        """Return buckets in which the members of the stage exchange the weights that they updated."""
+        """Return the buckets in which the members of the stage exchange their updated weights."""
         layout = self._cut(list(reversed(self._names)), fusion)
         are_alike = [*map(len, layout)] == [*map(len, self._layout)]
 
@@ -130,7 +130,7 @@ class GradientBuckets:
 
     @property
     def layout(self) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], ...]:
-        """Stored names and shapes of the parameters of each tensor in `own`, in the order in which it stores them."""
+        """Stored names and shapes of the parameters of each tensor in `own`, in the order of the tensor's values."""
         index = self._share.number
         return tuple(
             tuple(
@@ -155,10 +155,10 @@ class GradientBuckets:
     def begin(self, microbatch: int) -> Callable[[], None]:
         """Prepare the buffers to which the next backward adds the gradient of this microbatch.
 
-        Return a function that makes each ``parameter.grad`` a view of these buffers again. It allows the backwards of
-        several microbatches to take turns.
+        Return a function that makes each ``parameter.grad`` a view of these buffers again. So the backwards of several
+        microbatches can alternate.
 
-        If that backward fails, call `reset`, since the held sums may be incomplete.
+        If a backward fails, call `reset`, since the held sums may be incomplete.
 
         Raises:
             ValueError: a held sum already contains the microbatch.
@@ -241,7 +241,7 @@ class GradientBuckets:
 
     @property
     def own(self) -> list[Tensor]:
-        """This member's share of each `result`, flat; all of it without shares. Buckets without a share are left out.
+        """This member's share of each `result`, flat; without shares, all of it. Buckets without a share are left out.
 
         Raises:
             ValueError: the sum is not complete.

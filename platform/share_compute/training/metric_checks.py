@@ -1,4 +1,4 @@
-"""Checks before training whether a job's validations can have the metrics at which it ends."""
+"""Checks before training whether a job's validations can have the metrics that end the job."""
 
 from __future__ import annotations
 

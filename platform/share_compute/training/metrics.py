@@ -33,7 +33,7 @@ class Predictions:
         in_top_5: number of samples whose class is among those with the five highest outputs.
         predicted: predicted classes, or outputs of a regression, ``[targets]``; empty for language models.
         wanted: targets, ``[targets]``; empty for language models.
-        scores: outputs, ``[targets, outputs]``; None if they are too many, and for other tasks than classification.
+        scores: outputs, ``[targets, outputs]``; None if there are too many, and for tasks other than classification.
     """
 
     loss_sum: float
@@ -111,7 +111,7 @@ def _of_numbers(truth: Numbers, guess: Numbers) -> Figures:
 
 
 def _area(wanted: Numbers, scores: Numbers, objective: Objective) -> float | None:
-    """Return the area under the ROC curve, for more than two classes the mean of each class against the others.
+    """Return the area under the ROC curve; with more than two classes, the mean over each class against the rest.
 
     Return None if the split lacks samples of a class, because the area is not defined then.
     """
@@ -142,7 +142,8 @@ def _log_odds(scores: Numbers) -> Numbers:
     rows, best = np.arange(len(scores)), scores.argmax(axis=1)
     highest = scores[rows, best][:, None]
     powers = np.exp(scores - highest)
-    # The highest score has the power 1. For the other scores it stays in the sum of the others, which is 1 at least.
+    # The highest score has the power 1. It is in the sum of the others for every score except itself, so that sum is at
+    # least 1.
     others = powers.sum(axis=1, keepdims=True) - powers
     others[rows, best] = 1.0  # replaced below
     odds: Numbers = scores - highest - np.log(others)

@@ -46,7 +46,8 @@ def _penalize(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Add the subgradient of ``factor * abs(parameter).sum()`` to the gradients; it is 0 where a parameter is 0."""
     for parameter in parameters:
         if parameter.grad is not None:
-            # The product is exact. With `alpha`, kernels may round once or twice, depending on the element's place.
+            # The product is exact. With `alpha`, kernels may round once or twice, depending on the position of the
+            # element.
             parameter.grad.add_(parameter.sign().mul_(factor))
 
 
@@ -89,7 +90,7 @@ def undecayed_parameters(module: nn.Module) -> list[nn.Parameter]:
 def learning_rates(spec: TrainingSpec) -> Callable[[int], float]:
     """Return the learning rate as a function of the step, counted from 1.
 
-    With reduce_on_plateau, it is the rate before the first reduction; `Plateau` has the reductions.
+    With reduce_on_plateau, it is the rate before the first reduction; `Plateau` applies the reductions.
 
     Raises:
         UserError: ``transformers`` does not accept the options of the schedule.
@@ -128,7 +129,7 @@ def restore_optimizer(
 ) -> None:
     """Restore the state that `optimizer_tensors` returned, and ignore the state of a `BranchState`.
 
-    torch would take unknown slots of a parameter for a state that it has begun.
+    torch would take unknown slots of a parameter for an initialized state.
     """
     for key, value in tensors.items():
         if is_branch_slot(key):

@@ -1,6 +1,6 @@
 """Schedule reduce_on_plateau: lowers the learning rate when a metric of the validations no longer improves.
 
-The semantics are those of ``torch.optim.lr_scheduler.ReduceLROnPlateau``. The state follows from the validations alone.
+The semantics are those of ``torch.optim.lr_scheduler.ReduceLROnPlateau``. The state depends only on the validations.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Plateau:
     cooldown: int = 0
 
     def after(self, figures: Mapping[str, float]) -> Plateau:
-        """Return the state after one more validation; a validation without the metric is no improvement."""
+        """Return the state after one more validation; without the metric, a validation counts as no improvement."""
         value = figures.get(self.options.metric)
         is_better = value is not None and self._improves(value)
         best, bad = (value, 0) if is_better else (self.best, self.bad + 1)

@@ -1,4 +1,4 @@
-"""Shares of the optimizer's state: which member of a stage updates which parameters (ZeRO-1).
+"""Shares of the optimizer's state: each member of a stage updates some of the parameters (ZeRO-1).
 
 The scheme is that of Rajbhandari, Rasley, Ruwase, He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter
 Models", 2020, with whole parameters in place of ranges of numbers. An optimizer that updates parameters one by one then
@@ -30,7 +30,7 @@ WHOLE = OptimizerShare()
 def owners(sizes: Mapping[str, int], count: int, first: Collection[str] = ()) -> dict[str, int]:
     """Return the index of the share to which each parameter belongs.
 
-    The largest parameters are assigned first, each to the share that is smallest then: Graham's rule "longest
+    The largest parameters are assigned first, each to the share that is smallest so far: Graham's rule "longest
     processing time first". The largest share exceeds the mean by less than the largest parameter.
 
     Args:
@@ -48,14 +48,14 @@ def owners(sizes: Mapping[str, int], count: int, first: Collection[str] = ()) ->
 
 
 class WeightBuckets:
-    """Copies a stage's trained weights into flat buckets, in which members exchange what they updated.
+    """Copies a stage's trained weights into flat buckets, in which members exchange their updates.
 
     Args:
         parameters: the parameters of each bucket, ordered by share.
         owner: index of the share to which each parameter belongs.
         share: the share of this member.
-        spare: returns a flat tensor for a bucket whose memory is free between an update and the next gradient; None if
-            the buckets are not those of the gradients, or none is free.
+        spare: function that returns a flat tensor for a bucket, whose memory is free between an update and the next
+            gradient. It returns None if the buckets are not those of the gradients, or if no memory is free.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class WeightBuckets:
         return len(self._layout)
 
     def packed(self, bucket: int) -> Tensor:
-        """Return a flat tensor for a bucket, with this member's share of the weights at its place."""
+        """Return a flat tensor for a bucket, with this member's share of the weights at its position."""
         group, flat = self._layout[bucket], self._spare(bucket)
         if flat is None:
             size = sum(parameter.numel() for parameter in group)
@@ -90,12 +90,11 @@ class WeightBuckets:
     def unpack(self, bucket: int, flat: Tensor) -> None:
         """Copy the other members' shares from a flat bucket into the parameters.
 
-        Graphs of autograd that hold the parameters stay valid, because their values are the same if a bucket is
-        received again.
+        Autograd graphs that hold the parameters stay valid: receiving a bucket again does not change its values.
         """
         for parameter, view in self._views(bucket, flat):
             if self._owner[parameter] != self._share.number:
-                parameter.data.copy_(view)  # `data` has a version counter of its own
+                parameter.data.copy_(view)  # `data` has its own version counter
 
     def _views(self, bucket: int, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
         group = self._layout[bucket]

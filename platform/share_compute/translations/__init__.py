@@ -1,1 +1,1 @@
-"""Translations of texts that are written in English: errors, hints, reasons, events and alerts."""
+"""Translations of English texts for users: errors, hints, reasons, events and alerts."""

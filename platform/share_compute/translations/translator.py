@@ -1,10 +1,10 @@
-"""Translates a text by finding the template that it was made from.
+"""Translates a text by finding the template of the text.
 
-The template is the English text with ``{}`` in the places of its values; a catalogue maps templates to translations.
+The template is the English text with ``{}`` instead of its values; a catalogue maps templates to translations.
 `web/src/i18n/translator.ts` follows the same rules; ``tests/platform/translations/cases.json`` tests both.
 
-1. Templates that begin with literal text are tried before those that begin with a value. The one with the most literal
-   characters is taken among those that match the whole text.
+1. Templates that begin with literal text are tried before those that begin with a value. Among templates that match the
+   whole text, the one with the most literal characters is used.
 2. Each value ends where the next literal part occurs first, so matching takes linear time. A value beside another one
    ends before the next punctuation mark, or with its parentheses.
 3. If a template has fewer than 6 letters, its values may have 12 characters for each of these letters. If it has fewer
@@ -71,14 +71,14 @@ class _Template:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Return (first characters, "") of all its texts, or ("", last characters); ("", "") if neither are fixed."""
+        """Return the fixed first characters of the template's texts, or the last ones, as (first, last); one is ""."""
         first, last = self._parts[0][:_ENDS], self._parts[-1][-_ENDS:]
         if len(first) == _ENDS:
             return first, ""
         return "", last if len(last) == _ENDS else ""
 
     def values(self, text: str) -> list[str] | None:
-        """Return the values in a text; None if it was not made from this template."""
+        """Return the values in a text; None if the text does not match this template."""
         first, *between, last = self._parts
         place, end = len(first), len(text) - len(last)
         if end < place or not text.startswith(first) or not text.endswith(last):
@@ -102,15 +102,15 @@ class _Template:
         return None if any(is_name and _is_prose(value) for is_name, value in pairs) else values
 
     def begins_oddly(self, values: list[str]) -> bool:
-        """Return whether the first value seems to be more than one value."""
+        """Return whether the first value probably contains more than one value."""
         if self._parts[0] or self._parts[1][:1] in _MARKS or not any(one in values[0] for one in _ODD):
             return False
         return not _LIST.fullmatch(values[0])
 
     def filled(self, values: list[str]) -> str:
-        """Return the translation with these values; ``{2}`` is the second one, ``{}`` the next one.
+        """Return the translation with these values; ``{2}`` is the second value, ``{}`` the next one.
 
-        Spaces around a value stay only beside other scripts.
+        Spaces around a value are kept only beside non-Chinese text.
         """
         following = iter(values)
         text = ""
@@ -164,7 +164,7 @@ class Translator:
         )
 
     def _matched(self, text: str, depth: int, *, strict: bool = True) -> str | None:
-        """Return the translation of a text that has a template; None for another text."""
+        """Return the translation of a text that has a template; None if no template matches."""
         whole = self._whole.get(text)
         if whole is not None:
             return whole
@@ -203,7 +203,7 @@ class Translator:
         return next((divided for divided in found if divided is not None), None)
 
     def _before_its_end(self, text: str, depth: int) -> str | None:
-        """Return the translation of a text with parentheses or a full stop at its end."""
+        """Return the translation of a text that ends with parentheses or a full stop."""
         if text[-1] == ".":
             sentence = self._translated(text[:-1], depth + 1)
             return sentence and sentence + _STOP
@@ -220,7 +220,7 @@ class Translator:
         if not others:
             return None
         start = self._translated(head, depth + 1)
-        # A template may begin with the separator, as in "; these do not reach each other: {}".
+        # A template may begin with the separator, for example "; these do not reach each other: {}".
         rest = [self._matched(separator + part, depth + 1) for part in others]
         ends = [
             None if whole else self._translated(part, depth + 1)

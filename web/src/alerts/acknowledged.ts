@@ -15,7 +15,7 @@ const shared = new Shared<Acknowledged>([NAME], () => {
   }
 });
 
-/** Text that differs after each change of an alert that matters. Sizes are left out, since they change all the time. */
+/** Text that differs after each relevant change of an alert. Sizes are left out, because they change all the time. */
 export function versionOf({ severity, since, text }: Pick<Alert, "severity" | "since" | "text">): string {
   return [severity, since ?? "", text.replace(/\d+(\.\d+)? ([KMGT]i?)?B\b/g, "")].join(" ");
 }

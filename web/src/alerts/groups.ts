@@ -1,14 +1,14 @@
-/** Groups alerts that say the same of several machines, jobs or deployments. */
+/** Groups alerts that report the same condition of several machines, jobs or deployments. */
 import type { Alert } from "../api/types";
 
 export interface AlertGroup {
-  /** Stays the same while the group has the same condition. */
+  /** Key that stays the same while the group has the same condition. */
   key: string;
   kind: Alert["kind"];
   severity: Alert["severity"];
-  /** The condition, without the name of what it is about. */
+  /** The condition, without the name of the machine, job or deployment. */
   condition: string;
-  /** At least one, in the order of the server. */
+  /** Alerts of the group, at least one, in the server's order. */
   alerts: Alert[];
 }
 
@@ -19,7 +19,7 @@ export function conditionOf({ name, text }: Pick<Alert, "name" | "text">): strin
   return place < 0 ? text : text.slice(place + name.length + 2);
 }
 
-/** A group has the place of its first alert. */
+/** The position of a group is that of its first alert. */
 export function groupAlerts(alerts: readonly Alert[]): AlertGroup[] {
   const groups = new Map<string, AlertGroup>();
   for (const alert of alerts) {

@@ -5,7 +5,7 @@ import { ApiProblem, problemOf, unreachable } from "./problem";
 import type { paths } from "./schema";
 import { currentSession, sessionIsOver } from "./session";
 
-/** Fetch with the session's cookie, which the browser sends. Any response but success is thrown as an `ApiProblem`. */
+/** Fetch with the session's cookie, which the browser sends. Any unsuccessful response is thrown as an `ApiProblem`. */
 export async function authorizedFetch(request: Request): Promise<Response> {
   const session = currentSession();
   let response: Response;
@@ -24,8 +24,8 @@ export async function authorizedFetch(request: Request): Promise<Response> {
 export const api = createClient<paths>({ baseUrl: globalThis.location?.origin ?? "", fetch: authorizedFetch });
 
 /**
- * Return the body of a response; `authorizedFetch` has thrown if it was no success. Some routes can also answer with
- * text (CSV, an event stream); the calls here never request that.
+ * Return the body of a response; `authorizedFetch` has already thrown an error for an unsuccessful response. Some
+ * routes can also answer with text (CSV, an event stream); the calls here never request that.
  */
 export async function body<T>(answer: Promise<{ data?: T; response: Response }>): Promise<Exclude<T, string>> {
   const { data, response } = await answer;

@@ -1,7 +1,7 @@
 /** A refusal by the server as an error: an RFC 9457 problem document. */
 
 export interface FieldProblem {
-  /** Path with dots, e.g. `training.optimizer.name`; empty when it concerns the whole. */
+  /** Path with dots, e.g. `training.optimizer.name`; empty if the problem concerns the whole document. */
   field: string;
   problem: string;
 }
@@ -45,7 +45,7 @@ export class ApiProblem extends Error {
   }
 }
 
-/** The fields of an error's details; empty if it concerns none. */
+/** The fields of an error's details; empty if it concerns no field. */
 export function fieldProblems(value: unknown): FieldProblem[] {
   if (!Array.isArray(value)) return [];
   return value.filter(

@@ -52,11 +52,11 @@ const ISLANDS_MS = 10_000;
 export const cluster = queryOptions({
   queryKey: ["cluster"],
   queryFn: ({ signal }) => body(api.GET("/api/v1/cluster", { signal })),
-  // No event reports that the islands have been computed.
+  // No event reports that the islands have been computed, so the query polls.
   refetchInterval: ({ state }) => (state.data?.islands.is_current === false ? ISLANDS_MS : false),
 });
 
-/** Some machines of the cluster, with the islands of all. */
+/** Some machines of the cluster, with the islands of all machines. */
 export function machinesOfCluster(ids: string[]): Promise<ClusterView> {
   return body(api.GET("/api/v1/cluster", { params: { query: { machine: ids } } }));
 }
@@ -102,7 +102,7 @@ export function machineBusy(id: string, hours: number) {
 
 /** Machines measure themselves this often. */
 const MEASURED_MS = 10_000;
-/** With more machines, the last hour of all of them is fetched less often. */
+/** With more machines, the last hour of all machines is fetched less often. */
 const MANY = 200;
 
 /** The utilization of a machine in the last hour. */
@@ -115,7 +115,10 @@ export function machineUtilization(id: string) {
   });
 }
 
-/** The present utilization of all machines by id; with `points` also that many values of each over the last hour. */
+/**
+ * The present utilization of all machines by id; with `points`, also that many values of each machine over the last
+ * hour.
+ */
 export function utilization(points = 0) {
   return queryOptions({
     queryKey: ["utilization", points],
@@ -126,7 +129,7 @@ export function utilization(points = 0) {
 
 const JOBS_PER_PAGE = 100;
 const EVENTS_PER_PAGE = 5000;
-/** Maximum number of points of a curve, more than a screen is wide. The server thins out longer runs. */
+/** Maximum number of points of a curve, more than the pixels of a screen's width. The server thins out longer runs. */
 export const MOST_POINTS = 2000;
 
 export interface JobFilter {
@@ -270,7 +273,7 @@ export function artifact(id: string, name: string) {
 
 const DEPLOYMENTS_PER_PAGE = 50;
 
-/** Deployments that are up, or that have ended; newest first. */
+/** Deployments that are up or have ended, newest first. */
 export function deployments(which: "up" | "over") {
   return infiniteQueryOptions({
     queryKey: ["deployments", which],
@@ -292,7 +295,7 @@ export function deployment(key: string) {
   });
 }
 
-/** The status and predictions of each replica; `figures` has the values that change all the time. */
+/** The status and predictions of each replica; `figures` has the values that change continuously. */
 export function deploymentStatus(key: string) {
   return queryOptions({
     queryKey: ["deployment", key, "status"],
@@ -327,7 +330,9 @@ const PENDING_MS = 2000;
 const PENDING_STEP_MS = 500;
 const PENDING_MOST_MS = 5000;
 
-/** Models that the key may serve; asked again while folders are being read, every 2 s and later every 5 s. */
+/**
+ * Models that the key may serve; while folders are being read, the list is refetched every 2 s, and later every 5 s.
+ */
 export const catalogue = queryOptions({
   queryKey: ["catalogue"],
   queryFn: ({ signal }) => body(api.GET("/api/v1/catalogue", { signal })),

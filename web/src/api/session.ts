@@ -1,6 +1,6 @@
 /**
- * The session of the browser. It is a cookie that no script can read: the sign-in form exchanges an API key for it, or
- * a link exchanges its one-time code. Neither is stored. This module knows only the key's name.
+ * The session of the browser. It is a cookie that no script can read. The sign-in form exchanges an API key for it, and
+ * a link exchanges a one-time code. Neither key nor code is stored. This module knows only the key's name.
  */
 import { useSyncExternalStore } from "react";
 
@@ -22,11 +22,11 @@ export type SignedInKey = NonNullable<SessionView["key"]>;
 
 const ADDRESS = "/api/v1/session";
 const SIGNED_OUT = "signed out";
-/** Storage entry: the key that this tab's conversation belongs to. */
+/** Storage entry for the key to which this tab's conversation belongs. */
 const LAST_KEY = "share-compute.key";
 const RENEWED_MS = 6 * 3600 * 1000;
 const listeners = new Set<(session: Session) => void>();
-/** Tabs share the cookie, so each notifies the others. */
+/** All tabs share the cookie, so each tab notifies the others. */
 const tabs = typeof BroadcastChannel === "undefined" ? undefined : new BroadcastChannel("share-compute.session");
 
 let current: Session = { state: "asking" };
@@ -59,7 +59,7 @@ export async function startSession(): Promise<void> {
       void lookAgain();
     };
   }
-  // A request renews the session, however long the page stays open.
+  // A request renews the session, so that the page can stay open.
   setInterval(() => current.state === "in" && void lookAgain(), RENEWED_MS);
   if (!(await adoptSecretFromAddress())) await lookAgain();
 }
@@ -78,7 +78,7 @@ async function adoptSecretFromAddress(): Promise<boolean> {
     const { status } = failure as ApiProblem;
     if (status !== 401) fail(failure, () => void exchange(secret).catch(() => undefined));
     else {
-      // A code works once. If its link is opened again, the browser may be signed in already.
+      // A code works only once. If its link is opened again, the browser may already be signed in.
       await lookAgain();
       if (current.state === "out") become({ state: "out", why: "refused" });
     }
@@ -86,7 +86,7 @@ async function adoptSecretFromAddress(): Promise<boolean> {
   return true;
 }
 
-/** Exchange a key for a session; a key that the server does not know is a problem with status 401. */
+/** Exchange a key for a session; an unknown key is a problem with status 401. */
 export async function signIn(key: string): Promise<void> {
   await exchange({ key });
 }
@@ -102,11 +102,11 @@ export async function signOut(): Promise<void> {
   try {
     await ask({ method: "DELETE" });
   } catch (failure) {
-    // The cookie still exists, so the page must not show that the user is signed out.
+    // The cookie still exists, so the page must not claim that the user is signed out.
     fail(failure, () => void signOut());
     return;
   }
-  // Conversations are deleted only here: after an ended session the same user finds them again.
+  // Conversations are deleted only here. After a session has expired, the same user finds them again.
   deleteConversations(keptInTab(LAST_KEY));
   become({ state: "out" });
   tabs?.postMessage(SIGNED_OUT);

@@ -54,7 +54,7 @@ export interface Figures {
   name: string;
   at: string;
   replicas: Schemas["ReplicaCounts"];
-  /** Without predictions and interruptions, which change only with other events. */
+  /** Status without predictions and interruptions, which change only with other events. */
   status: DeploymentStatus;
 }
 

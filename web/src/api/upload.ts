@@ -10,8 +10,7 @@ export interface Sent {
 }
 
 /**
- * Send files as one upload. It is created as a whole or not at all: a failed or aborted upload is deleted.
- *
+ * Send files as one upload. The upload is created completely or not at all: a failed or aborted upload is deleted.
  * @param onProgress called with the number of bytes of all files that were sent.
  */
 export async function upload(
@@ -22,7 +21,7 @@ export async function upload(
   signal: AbortSignal,
 ): Promise<Upload> {
   await requireRoom(files);
-  // This request is not aborted: an upload whose id is unknown cannot be deleted.
+  // This request is not aborted, because an upload with an unknown id cannot be deleted.
   const { id } = await body(api.POST("/api/v1/uploads", { body: { name, kind } }));
   try {
     let before = 0;
@@ -33,13 +32,15 @@ export async function upload(
     }
     return await body(api.POST("/api/v1/uploads/{upload_id}/complete", { params: { path: { upload_id: id } }, signal }));
   } catch (failure) {
-    // The server deletes uploads that cannot be deleted now after a day.
+    // The server deletes the remaining uploads after a day.
     await api.DELETE("/api/v1/uploads/{upload_id}", { params: { path: { upload_id: id } } }).catch(() => undefined);
     throw failure;
   }
 }
 
-/** Check the free space first: a server that refuses a body closes the connection before its reason can be read. */
+/**
+ * Check the free space first, because a server that refuses a body closes the connection before its reason can be read.
+ */
 async function requireRoom(files: readonly Sent[]): Promise<void> {
   const wanted = files.reduce((sum, { file }) => sum + file.size, 0);
   const quota = await body(api.GET("/api/v1/uploads"));

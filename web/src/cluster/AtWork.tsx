@@ -1,4 +1,6 @@
-/** The work that the machines do now: one entry for each job or deployment, with the mean use of its machines. */
+/**
+ * The work that the machines do now: one entry for each job or deployment, with the mean utilization of its machines.
+ */
 import { Text } from "@mantine/core";
 import { Link } from "@tanstack/react-router";
 import { useTranslation } from "react-i18next";

@@ -46,7 +46,7 @@ export const Bubble = memo(function Bubble({ group, x, y, radius, number }: Prop
           transform="rotate(-90)"
         />
       </Link>
-      {/* Beside the link, whose name says the same. */}
+      {/* Hidden from screen readers, because the link's name says the same. */}
       <g aria-hidden className={classes.beside}>
         <text className={classes.title} y={-18}>
           {title}

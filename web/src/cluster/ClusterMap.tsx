@@ -22,9 +22,9 @@ import { busyOf, groupTitle, linkWords, qualityWords } from "./words";
 
 /** Above this number of machines, islands are drawn as circles that can be opened. */
 export const MOST_DRAWN = 150;
-/** Machines that an open island shows: ten full rings. */
+/** Maximum number of machines that an open island shows: ten full rings. */
 const MOST_OPEN = 331;
-/** Distances between two machines in pixels; the largest is taken with which all islands fit. */
+/** Distances between two machines in pixels; the largest with which all islands fit is used. */
 const STEPS = [208, 186, 166, 152, 140, 124, 110, 98, 90, 84, 76, 68, 60, 52, 46, 40, 34, 28, 24];
 const ZOOMS = [1, 1.5, 2, 3];
 /** Height of the page above and below the map, without its legend. */
@@ -33,16 +33,16 @@ const LEAST_HEIGHT = 340;
 const ABOVE = 48;
 const GAP = 40;
 const MOST_STAGGER = 80;
-/** Radius of an island with room for the name of its only machine. */
+/** Radius of an island with a single machine, large enough for the machine's name. */
 const LEAST_NAMED = 50;
-/** Parts of a line between two labels that are shorter are left out. */
+/** Parts of a line between two labels that are shorter than this are left out. */
 const SHORTEST_PART = 14;
 /** Width of a letter of a name. */
 const LETTER = 7;
 const LARGE_LETTER = 8;
 /** Width of a letter of a link's figures. */
 const SMALL_LETTER = 6;
-/** With more islands, links do not bend around them. */
+/** With more islands than this, links do not bend around islands. */
 const MOST_AROUND = 24;
 
 interface Props {
@@ -78,7 +78,7 @@ export function ClusterMap({ cluster, groups, places, numbers, open }: Props) {
   const hasBubbles = opened === undefined && total > MOST_DRAWN;
   const { drawn, height } = useMemo(
     () => draw(shown, places, numbers, { width: width * scale, height: room * scale }, hasBubbles),
-    // `shown` is a new object on each render; its parts are not.
+    // `shown` is a new object on each render, but its parts are not.
     [groups, opened, places, numbers, width, room, scale, hasBubbles],
   );
   const labels = useMemo(() => drawn.flatMap(labelsOf), [drawn]);
@@ -158,7 +158,7 @@ function draw(
   const isNarrow = (step: number) => Math.max(...radii(step)) * 2 > room.width;
   const step = largestThatFits(STEPS, room.height, (size) => (isNarrow(size) ? Infinity : rows(size).height));
   const { circles, height } = rows(step);
-  // Few islands are in the middle of the map's height.
+  // A few islands are centred in the map's height.
   const down = Math.max(0, (room.height - height) / 2);
   // Three islands in one line would hide the link between the outer ones.
   const isOneRow = circles.length > 2 && circles.every(({ y }) => y === circles[0]!.y);
@@ -174,7 +174,7 @@ function draw(
   return { drawn, height: Math.max(height, room.height) };
 }
 
-/** The boxes of an island's title and of the names of its machines, through which no line is drawn. */
+/** The boxes of an island's title and of the names of its machines; lines must not cross these boxes. */
 function labelsOf({ group, circle, step, points, isBubble }: Drawn): Box[] {
   if (isBubble) return []; // its title is inside the circle
   const title = { x: circle.x - 75, y: circle.y - circle.r - 40, width: 150, height: 38 };
@@ -206,7 +206,7 @@ function Shores({ drawn }: { drawn: readonly Drawn[] }) {
   );
 }
 
-/** Lines between the machines of an island, and from stage to stage; these move while their job commits steps. */
+/** Lines between the machines of an island, and from stage to stage; the lines move while their job commits steps. */
 function Inside({ drawn, labels }: { drawn: readonly Drawn[]; labels: readonly Box[] }) {
   const stepping = useStepping();
   const { mesh, flows } = useMemo(() => {
@@ -258,7 +258,10 @@ function Island({ group, circle, number, step, points, used, onLight }: Drawn & 
   );
 }
 
-/** Lines between islands that pass beside the others. A line has a label where it covers no island and no other label. */
+/**
+ * Lines between islands, which pass beside other islands. A label is placed where it covers no island and no other
+ * label.
+ */
 function Links({ cluster, drawn, labels, width, height }: { cluster: ClusterView; drawn: readonly Drawn[]; labels: readonly Box[] } & Size) {
   const { links } = cluster.islands;
   const lines = useMemo(() => routed(links, drawn, labels, { width, height }), [links, drawn, labels, width, height]);

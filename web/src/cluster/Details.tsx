@@ -1,4 +1,4 @@
-/** The hovered machine in words. Its space is reserved, so that nothing moves when it appears. */
+/** A description of the hovered machine. Its space is reserved, so that nothing moves when it appears. */
 import { Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
@@ -12,7 +12,7 @@ import type { Utilizations } from "./useUtilization";
 import { linkWords, memoryWords, partWords, qualityWords, speedWords, usedWords } from "./words";
 
 interface Props {
-  /** All machines, whose work is shown while the pointer is at none. */
+  /** All machines; their work is shown while no machine is hovered. */
   machines: readonly MachineSummary[];
   machine: MachineSummary | undefined;
   /** Present utilization of the machines that report it. */

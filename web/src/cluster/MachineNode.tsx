@@ -13,14 +13,14 @@ interface Props {
   y: number;
   /** Distance to its neighbours, in pixels. */
   spacing: number;
-  /** Used part of its lent GPU or threads, if it was measured. */
+  /** Fraction in use of its lent GPU or threads, if it was measured. */
   busy: number | undefined;
   onLight: (id: string | null) => void;
 }
 
 /** With less spacing names would overlap. */
 export const SPACING_FOR_NAMES = 60;
-/** With less spacing there is no second line for its work. */
+/** With less spacing than this, the second line (the machine's work) is left out. */
 export const SPACING_FOR_WORK = 84;
 
 /** With this spacing or more, names and figures are larger. */
@@ -35,7 +35,10 @@ export function toneOf(machine: Pick<MachineSummary, "state" | "held">): Tone {
   return machine.held === null ? "free" : "working";
 }
 
-/** 10 to 40 pixels: half as much again for each factor of a hundred above 10 GFLOP/s; larger where there is room. */
+/**
+ * Radius from 10 to 40 pixels: 1.5 times as large for each factor of a hundred above 10 GFLOP/s, and larger if there is
+ * space.
+ */
 export function radiusOf(machine: Pick<MachineSummary, "flops_per_s">, spacing: number): number {
   const size = machine.flops_per_s > 0 ? 14 + 3 * Math.log10(Math.max(1, machine.flops_per_s / 1e10)) : 13;
   const hasOnlyName = spacing >= SPACING_FOR_NAMES && spacing < SPACING_FOR_WORK;
@@ -86,7 +89,7 @@ export const MachineNode = memo(function MachineNode({ machine, x, y, spacing, b
           )}
           <Sign tone={tone} size={r} />
         </Link>
-        {/* Beside the link, whose name says it in full. */}
+        {/* Hidden from screen readers, because the link's name says it in full. */}
         {spacing >= SPACING_FOR_NAMES && (
           <g aria-hidden className={classes.beside} data-large={isLarge}>
             <text className={classes.name} y={r + (isLarge ? 21 : 19)}>

@@ -34,7 +34,7 @@ export function MachineTable({ machines, islands, search }: Props) {
   const navigate = useNavigate({ from: "/" });
   const { sort = "joined", desc = false } = search;
   const used = useUtilization();
-  // Rows sorted by something else stay where they are when machines report.
+  // Rows that are sorted by another column keep their positions when machines report.
   const all = useMemo(() => sorted(machines, sort, desc, islands, used), [machines, sort, desc, islands, sort === "use" && used]);
   const pages = Math.max(1, Math.ceil(all.length / PER_PAGE));
   const page = Math.min(search.page ?? 1, pages);

@@ -1,4 +1,4 @@
-/** Groups the machines of the cluster: by island, and those without one as arriving or gone. */
+/** Groups the machines of the cluster: by island, or as arriving or gone if they have no island. */
 import { isGone, type MachineSummary, type Island, type ClusterView } from "../api/types";
 
 export type GroupKind = "island" | "arriving" | "gone";
@@ -8,11 +8,11 @@ export interface MachineGroup {
   id: string;
   kind: GroupKind;
   machines: MachineSummary[];
-  /** The island's measurements; absent for groups that are no island. */
+  /** The island's measurements; absent for groups that are not islands. */
   island?: Island;
 }
 
-/** Islands in the order of the server, then arriving machines, then gone ones. */
+/** Groups: islands in the server's order, then arriving machines, then gone machines. */
 export function groupsOf(cluster: ClusterView, showsGone: boolean): MachineGroup[] {
   const rest = new Map(cluster.machines.map((machine) => [machine.id, machine]));
   const gone: MachineSummary[] = [];
@@ -66,7 +66,7 @@ export interface Work {
   machines: string[];
 }
 
-/** Return the jobs and deployments that hold machines, those with most machines first. */
+/** Return the jobs and deployments that hold machines, sorted by number of machines, largest first. */
 export function worksOf(machines: readonly MachineSummary[]): Work[] {
   const works = new Map<string, Work>();
   for (const { id: machine, held } of machines) {
@@ -79,7 +79,7 @@ export function worksOf(machines: readonly MachineSummary[]): Work[] {
   return [...works.values()].sort((a, b) => b.machines.length - a.machines.length || a.name.localeCompare(b.name));
 }
 
-/** Machines whose text contains the search term; `words` gives the text of one. */
+/** Machines whose text contains the search term; `words` returns the text of a machine. */
 export function found(machines: readonly MachineSummary[], wanted: string | undefined): readonly MachineSummary[] {
   const parts = (wanted ?? "").toLowerCase().split(/\s+/).filter(Boolean);
   if (parts.length === 0) return machines;

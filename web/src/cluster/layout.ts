@@ -1,6 +1,6 @@
 /**
  * Positions on the map. A machine keeps its slot while it stays in its island, and an island keeps its cell while most
- * of its machines stay. New ones take the first free position, and leaving ones free theirs.
+ * of its machines stay. New machines and islands take the first free position; those that leave free their positions.
  */
 
 export interface Group {
@@ -14,7 +14,7 @@ export interface Places {
   cells: ReadonlyMap<string, number>;
   /** Slot of each machine in its group. */
   slots: ReadonlyMap<string, number>;
-  /** Cell of each machine's group; groups are recognized by it after a change. */
+  /** Cell of each machine's group; it identifies groups after a change. */
   homes: ReadonlyMap<string, number>;
 }
 
@@ -57,7 +57,7 @@ export function settle(before: Places, groups: readonly Group[]): Places {
   return { cells, slots, homes };
 }
 
-/** The cell that most machines of a group had before. */
+/** The cell in which most machines of a group were before. */
 function claimOf(before: Places, group: Group): { cell: number | undefined; votes: number } {
   const votes = new Map<number, number>();
   for (const id of group.machines) {
@@ -89,12 +89,12 @@ export function ringsFor(slots: number): number {
   return rings;
 }
 
-/** Position of a slot, in distances between neighbours: a hexagonal spiral from the middle outwards. */
+/** Position of a slot, in units of the distance between neighbours: a hexagonal spiral from the middle outwards. */
 export function spiral(slot: number): Point {
   if (slot === 0) return { x: 0, y: 0 };
   const ring = ringsFor(slot + 1);
   const order = slot - (1 + 3 * ring * (ring - 1));
-  // Opposite positions are taken one after the other, so that few machines are spread evenly around the middle.
+  // Opposite positions are filled one after the other, so that a few machines are spread evenly around the middle.
   const place = (order >> 1) + (order & 1) * 3 * ring;
   const side = Math.floor(place / ring);
   const along = (place % ring) / ring;
@@ -106,19 +106,19 @@ export function spiral(slot: number): Point {
   return { x: from.x + (to.x - from.x) * along, y: from.y + (to.y - from.y) * along };
 }
 
-/** Up to this number, machines are the corners of a regular polygon. */
+/** Up to this number, machines are placed at the corners of a regular polygon. */
 const MOST_CORNERS = 6;
 
-/** Distance of the outermost of a number of places from their middle, in distances between neighbours. */
+/** Distance of the outermost of several places from the middle, in units of the distance between neighbours. */
 export function reachOf(places: number): number {
   if (places <= 1) return 0;
   return places <= MOST_CORNERS ? 0.5 / Math.sin(Math.PI / places) : ringsFor(places);
 }
 
-/** Position of a slot, in distances between neighbours: symmetric for a few places, a spiral for more. */
+/** Position of a slot, in units of the distance between neighbours: symmetric for a few places, a spiral for more. */
 export function position(slot: number, places: number): Point {
   if (places <= 1 || places > MOST_CORNERS) return spiral(slot);
-  // An odd number has a corner at the top, an even one a level side.
+  // An odd number has a corner at the top, an even number a horizontal side.
   const start = places === 2 ? Math.PI : -Math.PI / 2 - (places % 2 === 0 ? Math.PI / places : 0);
   const angle = start + (2 * Math.PI * slot) / places;
   const radius = reachOf(places);
@@ -129,7 +129,10 @@ export interface Circle extends Point {
   r: number;
 }
 
-/** Put circles into rows of a given width, in order; a row is as high as its largest. Also returns the total height. */
+/**
+ * Put circles into rows of a given width, in order; a row is as high as its largest circle. Also returns the total
+ * height.
+ */
 export function inRows(
   radii: readonly number[],
   width: number,
@@ -147,7 +150,7 @@ export function inRows(
   let y = 0;
   for (const row of rows) {
     const most = Math.max(...row.radii);
-    // The rest of the width is divided between them, so that few islands are spread out.
+    // The remaining width is divided between the circles, so that a few islands are spread out.
     const space = (width - row.width) / (row.radii.length + 1);
     let x = space;
     for (const r of row.radii) {
@@ -159,7 +162,7 @@ export function inRows(
   return { circles, height: y };
 }
 
-/** The largest of some sizes (largest first) with which a layout is at most `limit` high; the smallest if none is. */
+/** The largest of some sizes (largest first) whose layout is at most `limit` high; the smallest size if none is. */
 export function largestThatFits(sizes: readonly number[], limit: number, heightWith: (size: number) => number): number {
   return sizes.find((size) => heightWith(size) <= limit) ?? sizes.at(-1)!;
 }
@@ -183,7 +186,7 @@ export function qualityOf(bytesPerS: number | null | undefined): Quality {
   return bytesPerS >= 1e8 ? "good" : bytesPerS >= 1e7 ? "fair" : "poor";
 }
 
-/** Line width of a link in pixels: one more for each factor of ten above 100 kB/s. */
+/** Line width of a link in pixels: one pixel more for each factor of ten above 100 kB/s. */
 export function thickness(bytesPerS: number): number {
   return bytesPerS <= 0 ? 1 : Math.min(6, Math.max(1, Math.log10(bytesPerS) - 4));
 }

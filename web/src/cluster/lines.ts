@@ -75,8 +75,8 @@ export interface Flow {
 
 /**
  * Lines between the machines of consecutive stages. A machine of a job exchanges tensors with all members of the next
- * stage; each gets at least one line. Of a deployment with several machines for a stage it is not known here which of
- * them are one replica, so it gets no lines.
+ * stage; each gets at least one line. If a deployment has several machines for a stage, the data does not show which
+ * machines form a replica, so it gets no lines.
  */
 export function flowsOf(machines: readonly Pick<MachineSummary, "id" | "held">[]): Flow[] {
   const stagesOf = new Map<string, Map<number, string[]>>();
@@ -97,7 +97,10 @@ export function flowsOf(machines: readonly Pick<MachineSummary, "id" | "held">[]
   });
 }
 
-/** Distance of a curve's middle from the straight line, as parts of its length; the least that works is taken. */
+/**
+ * Distance of a curve's middle from the straight line, as a fraction of the line's length; the smallest that works is
+ * used.
+ */
 const BENDS = [0.12, -0.12, 0.2, -0.2, 0.3, -0.3, 0.4, -0.4, 0.5, -0.5];
 const SAMPLES = 48;
 const MARGIN = 8;
@@ -105,10 +108,9 @@ const MARGIN = 8;
 const EDGE = 3;
 
 /**
- * Points of a line between two islands that passes beside the others: straight if no island is in its way, or else a
- * curve inside the picture. Without such a curve, the straight line. Empty if the islands touch.
- *
- * @param boxes titles that a curve does not cross.
+ * Points of a line between two islands that passes beside the others: straight if no island is in the way, or else a
+ * curve inside the picture. Without such a curve, the straight line. Empty if the islands touch. @param boxes titles
+ * that a curve must not cross.
  */
 export function route(one: Circle, other: Circle, islands: readonly Circle[], boxes: readonly Box[], picture: Size): Point[] {
   const straight = between(one, other);

@@ -31,7 +31,9 @@ function valueOf(machine: MachineSummary, sort: Sort, islands: ReadonlyMap<strin
   }
 }
 
-/** Sort machines. Equal ones stay in the order in which they joined; those without a value come last both ways. */
+/**
+ * Sort machines. Equal ones keep the order in which they joined; those without a value come last in both directions.
+ */
 export function sorted(
   machines: readonly MachineSummary[],
   sort: Sort,
@@ -40,7 +42,7 @@ export function sorted(
   used: Utilizations = {},
 ): readonly MachineSummary[] {
   if (sort === "joined") return descending ? machines.toReversed() : machines;
-  // Created lazily: the browser loads its collation rules for the first one, which would slow down the first page.
+  // Created lazily, because the browser then loads its collation rules, which would slow down the first page.
   const collator = new Intl.Collator("en", { numeric: true, sensitivity: "base" });
   const sign = descending ? -1 : 1;
   return machines

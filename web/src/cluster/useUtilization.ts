@@ -7,7 +7,7 @@ export type Utilizations = Readonly<Record<string, UtilizationSample>>;
 
 const NOTHING: Utilizations = {};
 
-/** Outside of the hook, since a new function would be called in each render. */
+/** Defined outside the hook, because a new function would be called in each render. */
 function latestOf({ machines }: ClusterUtilization): Utilizations {
   return Object.fromEntries(Object.entries(machines).map(([id, { latest }]) => [id, latest]));
 }

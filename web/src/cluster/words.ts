@@ -15,7 +15,7 @@ export function partWords(t: TFunction, held: Pick<Held, "start" | "stop" | "num
     : t("layers {{first}}–{{last}} of {{total}}", { first: start, last: stop - 1, total });
 }
 
-/** "31 MiB of 4.0 GiB", or the lent memory alone. */
+/** "31 MiB of 4.0 GiB", or only the lent memory. */
 export function memoryWords(t: TFunction, machine: Pick<MachineSummary, "held" | "lent_bytes">): string {
   const used = machine.held?.memory_bytes ?? null;
   if (used === null) return bytes(machine.lent_bytes);
@@ -48,7 +48,7 @@ export function workWords(t: TFunction, machine: Pick<MachineSummary, "held" | "
 }
 
 export function groupTitle(t: TFunction, group: Pick<MachineGroup, "kind" | "machines">, number: number): string {
-  // Measured machines are among the others until the islands have been computed again.
+  // Until the islands have been recomputed, newly measured machines are among the others.
   if (group.kind === "arriving") return group.machines.some(({ state }) => state === "ready") ? t("Without an island yet") : t("Arriving");
   return group.kind === "gone" ? t("Gone") : t("Island {{number}}", { number });
 }
@@ -81,12 +81,12 @@ export function figureWords(t: TFunction, unit: "bytes" | "celsius" | "rate", va
   return unit === "bytes" ? bytes(value) : si(value, "B/s");
 }
 
-/** Used part of the lent GPU, or of the lent threads; undefined if nothing was measured. */
+/** Fraction in use of the lent GPU, or of the lent threads; undefined if nothing was measured. */
 export function busyOf(used: Pick<UtilizationSample, "cpu_fraction" | "gpu_fraction"> | undefined): number | undefined {
   return used?.gpu_fraction ?? used?.cpu_fraction ?? undefined;
 }
 
-/** "CPU 83%, GPU 20%, 61 °C": what a machine uses now. */
+/** "CPU 83%, GPU 20%, 61 °C": a machine's present utilization. */
 export function usedWords(t: TFunction, used: UtilizationSample): string {
   const hottest = Math.max(used.cpu_celsius ?? -Infinity, used.gpu_celsius ?? -Infinity);
   return [

@@ -1,4 +1,4 @@
-/** A button for an action that cannot be undone: it asks for confirmation. */
+/** A button that asks for confirmation, for actions that cannot be undone. */
 import { Button, Group, Modal, Stack, Text } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { useMutation } from "@tanstack/react-query";
@@ -8,11 +8,11 @@ import { useTranslation } from "react-i18next";
 import { Failure } from "./Feedback";
 
 interface Props {
-  /** Label of the button, and of the one that confirms. */
+  /** Label of the button, and of the button that confirms. */
   action: string;
   /** Accessible name where several buttons have the same label, e.g. in table rows; makes the button small. */
   label?: string;
-  /** Label in place of the action while the button is disabled. */
+  /** Label that replaces the action's label while the button is disabled. */
   pending?: string | undefined;
   question: string;
   /** Explains the consequences. */

@@ -9,7 +9,7 @@ import { ApiProblem } from "../api/problem";
 import { beginsWithWord } from "../i18n/starts";
 import { translated } from "../i18n/texts";
 
-/** Grey lines in place of a list that is loading. */
+/** Grey lines that replace a list while it is loading. */
 export function Loading({ lines = 4 }: { lines?: number | undefined }) {
   const { t } = useTranslation();
   return (
@@ -26,7 +26,7 @@ export function Waiting({ error, refetch, lines }: { error: Error | null; refetc
   return error === null ? <Loading lines={lines} /> : <Failure error={error} retry={() => void refetch()} />;
 }
 
-/** An empty list, and a suggestion what to do about it. */
+/** An empty list, with a suggestion for the user. */
 export function Empty({ title, children }: { title: string; children?: ReactNode }) {
   return (
     <Stack className="card" align="center" gap="xs" p="xl" ta="center">
@@ -57,21 +57,22 @@ export function Failure({ error, retry }: { error: Error; retry?: () => void }) 
 }
 
 /**
- * A message in the reader's language, with a capital and a full stop: the server's begin in lower case, since the command
- * line puts "error:" before them. Names, such as those of machines, and commands at the beginning are left unchanged.
+ * A message in the reader's language, with a capital and a full stop: the server's messages begin in lower case,
+ * because the command line puts "error:" before them. Names, such as those of machines, and commands at the beginning
+ * are left unchanged.
  */
 export function sentence(message: string): string {
   const text = clause(message);
   return text !== message && text !== `${message}.` ? text : capitalized(text);
 }
 
-/** A text with a capital. Names, commands, fields of a job file and names of files stay as they are. */
+/** A text with a capital first letter. Names, commands, fields of a job file and names of files stay unchanged. */
 export function capitalized(text: string): string {
   const isName = /^(share-compute |pip |\w+[._]\w|\S*\/)/.test(text);
   return !isName && beginsWithWord(text, starts) ? text.charAt(0).toUpperCase() + text.slice(1) : text;
 }
 
-/** The same without the capital, after other words. */
+/** The same text without the capital, for use after other words. */
 export function clause(message: string): string {
   const text = translated(message);
   if (/[.!?。！？]$/.test(text)) return text;

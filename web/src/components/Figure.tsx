@@ -4,7 +4,7 @@ interface Props {
   label: string;
   value: string;
   title?: string;
-  /** Part of a whole, from 0 to 1, that is drawn as a bar. */
+  /** Fraction from 0 to 1, drawn as a bar. */
   share?: number;
 }
 

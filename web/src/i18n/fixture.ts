@@ -4,7 +4,7 @@ import i18next, { type TFunction } from "i18next";
 import en from "./en.json";
 import chinese from "./zh";
 
-/** The function that gives the words of a language. */
+/** Returns the words of a language. */
 export async function wordsOf(language: "en" | "zh"): Promise<TFunction> {
   return i18next.createInstance().init({
     lng: language,

@@ -21,7 +21,7 @@ function preferred(): Language {
   return navigator.languages.some((tag) => tag.startsWith("zh")) && !navigator.language.startsWith("en") ? "zh" : "en";
 }
 
-/** Start with the language that was chosen last, or that the browser prefers. */
+/** Start with the language that was chosen last, or else with the browser's preferred language. */
 export async function startWords(): Promise<void> {
   await i18next.use(initReactI18next).init({
     lng: "en",

@@ -1,21 +1,21 @@
 /**
  * First words of texts, which tell a text that begins with a word ("layers 0-3 run on ash") from one that begins with a
- * name ("ash holds layers 0-3"). Only the former get a capital.
+ * name ("ash holds layers 0-3"). Only texts that begin with a word get a capital.
  */
 
 /**
- * First word -> what follows it, separated by spaces: a word, `.` for a mark or the end, `*` for anything. A value is `{}`
- * with the word or the mark behind it, or alone at the end.
+ * First word -> its possible followers, separated by spaces: a word, `.` for a mark or the end, `*` for anything. A
+ * value is `{}`, followed by the next word or mark if there is one.
  */
 export type Starts = Readonly<Record<string, string>>;
 
-/** Number of followers above which a word is one that begins sentences of any kind, such as "the". */
+/** Number of followers above which any follower is accepted, for words such as "the". */
 const MANY = 7;
 const WORD = /^[a-z][a-z'-]*$/;
 /** Commands stay as they are. */
 const COMMANDS = new Set(["share-compute", "pip", "systemctl", "nvidia-smi"]);
 
-/** The first words of templates: texts with `{}` or `{{name}}` in the places of their values. */
+/** The first words of templates, which are texts with `{}` or `{{name}}` instead of their values. */
 export function startsOf(templates: Iterable<string>): Starts {
   const found = new Map<string, Set<string>>();
   for (const template of templates) {
@@ -29,11 +29,11 @@ export function startsOf(templates: Iterable<string>): Starts {
   );
 }
 
-/** Whether the first word of a text is one with which texts begin. */
+/** Whether the first word of a text is known as the beginning of texts. */
 export function beginsWithWord(text: string, starts: Starts): boolean {
   const [first, ...rest] = text.split(" ");
   const word = bare(first!);
-  // Not `starts[word]` alone: "constructor" is a property of every object.
+  // `starts[word]` alone is not enough, because "constructor" is a property of every object.
   if (!Object.hasOwn(starts, word)) return false;
   const value = rest.length > 0 ? follower(first!, ["{}", ...rest.slice(1)]) : ".";
   // A value of several words ends at a mark.

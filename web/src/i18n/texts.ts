@@ -1,9 +1,11 @@
-/** Texts of the server in the reader's language. The server writes English; the catalogue is loaded with Chinese only. */
+/**
+ * Texts of the server in the reader's language. The server writes English; the catalogue is loaded only for Chinese.
+ */
 import i18next from "i18next";
 
 let translate: ((text: string) => string) | undefined;
 
-/** Load the catalogue of Chinese texts, which the Python package has too. */
+/** Load the catalogue of Chinese texts, which is also part of the Python package. */
 export async function loadTexts(): Promise<void> {
   if (translate !== undefined) return;
   const [{ Translator, remembering }, catalogue] = await Promise.all([

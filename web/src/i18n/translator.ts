@@ -1,5 +1,5 @@
 /**
- * Translates a text of the server by finding the template that it was made from. The rules, and their reasons, are those of
+ * Translates a text of the server by finding its template. The rules and their reasons are in
  * `platform/share_compute/translations/translator.py`; `tests/platform/translations/cases.json` tests both.
  */
 
@@ -51,14 +51,14 @@ class Template {
     this.most = letters < SHORT ? letters * CHARACTERS_PER_LETTER : MOST_CHARACTERS;
   }
 
-  /** The first characters of all its texts, or the last ones after "…"; only "…" if neither are fixed. */
+  /** The fixed first characters of the template's texts, or the last ones after "…"; only "…" if neither is fixed. */
   get key(): string {
     const [first, last] = [this.parts[0]!, this.parts.at(-1)!];
     if (first.length >= ENDS) return first.slice(0, ENDS);
     return `…${last.length >= ENDS ? last.slice(-ENDS) : ""}`;
   }
 
-  /** The values in a text; undefined if it was not made from this template. */
+  /** The values in a text; undefined if the text does not match this template. */
   values(text: string): string[] | undefined {
     const first = this.parts[0]!;
     const last = this.parts.at(-1)!;
@@ -84,12 +84,15 @@ class Template {
     return values.some((value, place) => this.areNames[place] && PROSE.test(value) && !LIST.test(value)) ? undefined : values;
   }
 
-  /** Whether the first value seems to be more than one value. */
+  /** Whether the first value probably contains more than one value. */
   beginsOddly([first]: string[]): boolean {
     return this.parts[0] === "" && !/^[,;:.]/.test(this.parts[1]!) && /[;:,] | \(/.test(first!) && !LIST.test(first!);
   }
 
-  /** The translation with these values; `{2}` is the second one, `{}` the next one. Spaces stay beside other scripts. */
+  /**
+   * The translation with these values; `{2}` is the second value, `{}` the next one. Spaces are kept beside non-Chinese
+   * text.
+   */
   filled(values: string[]): string {
     let next = 0;
     return this.translation.split(/\{(\d*)\}/).reduce((text, part, place) => {
@@ -128,7 +131,7 @@ export class Translator {
     return this.matched(text, depth, true) ?? this.divided(text, depth) ?? this.matched(text, depth, false);
   }
 
-  /** The translation of a text that has a template. */
+  /** The translation of a text that matches a template. */
   private matched(text: string, depth: number, strict: boolean): string | undefined {
     const whole = this.whole.get(text);
     if (whole !== undefined) return whole;
@@ -163,7 +166,7 @@ export class Translator {
     return others.reduce<string | undefined>((found, other) => found ?? this.at(text, other, depth), start);
   }
 
-  /** The translation of a text with parentheses or a full stop at its end. */
+  /** The translation of a text that ends with parentheses or a full stop. */
   private beforeItsEnd(text: string, depth: number): string | undefined {
     if (text.endsWith(".")) {
       const inner = this.translated(text.slice(0, -1), depth + 1);
@@ -194,7 +197,7 @@ export class Translator {
   }
 }
 
-/** The same function with the results of its last calls remembered: lists are rendered again with each event. */
+/** Memoizes the last calls of a function, because lists are rendered again with each event. */
 export function remembering(translate: (text: string) => string): (text: string) => string {
   const known = new Map<string, string>();
   return (text) => {

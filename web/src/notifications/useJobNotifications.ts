@@ -1,4 +1,4 @@
-/** Shows a notification of the browser when a job ends that the session's key owns or the user watches. */
+/** Shows a browser notification when a job ends, if the session's key owns the job or the user watches it. */
 import { useQueryClient } from "@tanstack/react-query";
 import { useRouter } from "@tanstack/react-router";
 import { useEffect } from "react";
@@ -35,7 +35,7 @@ export function useJobNotifications(): void {
       const session = currentSession();
       if (session.state !== "in" || !concerns(job, session.key.id, watching().jobs)) return;
       if (Notification.permission !== "granted") return;
-      // The tag keeps several tabs from showing one each.
+      // The tag prevents several tabs from each showing a notification.
       const shown = new Notification(`${job.name}: ${t(state)}`, { body: translated(reason), tag: id, icon: "/icon.svg" });
       shown.onclick = () => {
         focus();

@@ -1,4 +1,7 @@
-/** Choices about notifications of ended jobs, kept in this browser. Off until the user switches them on. */
+/**
+ * Choices about notifications of ended jobs, stored in this browser. Notifications are off until the user switches them
+ * on.
+ */
 import { kept, Shared } from "../kept";
 
 const SWITCH = "share-compute.notify";
@@ -21,7 +24,7 @@ export function watching(): Watching {
   return shared.get();
 }
 
-/** Whether the browser can show notifications: pages without TLS from another host cannot. */
+/** Whether the browser can show notifications: not on pages without TLS from another host. */
 export function canNotify(): boolean {
   return typeof Notification !== "undefined" && isSecureContext;
 }

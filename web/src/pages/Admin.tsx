@@ -63,7 +63,7 @@ interface PartProps<T> {
   children: (data: T) => ReactNode;
 }
 
-/** One part of the page; each loads and fails independently. */
+/** One part of the page; each part loads and fails independently. */
 function Part<T>({ title, query: { data, error, refetch }, children }: PartProps<T>) {
   return (
     <Section title={title}>

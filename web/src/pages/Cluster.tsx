@@ -20,7 +20,7 @@ import { usePlaces } from "../cluster/usePlaces";
 import { FirstSteps } from "./firststeps/FirstSteps";
 import classes from "./Cluster.module.css";
 
-/** Draws with uPlot, which the first page does without. */
+/** Loaded on demand, because it draws with uPlot, which the first page does not need. */
 const Multiples = lazy(() => import("../cluster/multiples/Multiples").then((module) => ({ default: module.Multiples })));
 const route = getRouteApi("/");
 
@@ -51,7 +51,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
   const last = useRef<readonly MachineGroup[]>([]);
   const everyone = useMemo(() => (last.current = reused(last.current, groupsOf(cluster, showsGone))), [cluster, showsGone]);
   const places = usePlaces(everyone);
-  // Islands keep their number while they keep their cell.
+  // An island keeps its number as long as it keeps its cell.
   const numbers = useMemo(
     () => new Map([...places.islands.cells].map(([id, cell]) => [id, cell + 1])),
     [places],
@@ -127,7 +127,7 @@ function ratio(part: number, whole: number): number {
   return whole > 0 ? part / whole : 0;
 }
 
-/** Switches between map, table and charts; the choice is in the address. */
+/** Switches between map, table and charts; the choice is in the URL. */
 function Views({ search }: { search: ClusterSearch }) {
   const { t } = useTranslation();
   return (

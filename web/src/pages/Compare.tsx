@@ -100,7 +100,7 @@ function Results({ found, runs }: Compared) {
   return <Columns runs={runs} label={t("Results")} rows={rows} />;
 }
 
-/** The best of different values of a result; undefined if all are equal, or better is undefined. */
+/** The best of the values of a result; undefined if all are equal, or if it is unknown which is better. */
 function bestIn(name: string, values: readonly (number | undefined)[]): number | undefined {
   const goal = goalOf(`results.${name}`);
   const numbers = values.filter((value) => value !== undefined);

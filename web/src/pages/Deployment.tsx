@@ -123,7 +123,7 @@ function Known({ deployment }: { deployment: DeploymentData }) {
   );
 }
 
-/** The reason of the current state; for a failure also the hint. */
+/** The reason for the current state; for a failure also the hint. */
 function Standing({ deployment }: { deployment: DeploymentData }) {
   const { state, reason, error } = deployment;
   if (state !== "failed") return <Text size="sm">{sentence(reason)}</Text>;
@@ -151,7 +151,7 @@ interface Status {
   at: string;
 }
 
-/** The last figures of the stream, with the plan's predictions, which the stream leaves out. */
+/** The last figures from the stream, combined with the plan's predictions, which the stream leaves out. */
 function useStatus(deployment: DeploymentData): Status | undefined {
   const hasEnded = isOver(deployment);
   const { data: polled } = useQuery({ ...deploymentStatus(deployment.name), enabled: !hasEnded });

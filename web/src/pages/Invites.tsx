@@ -199,7 +199,7 @@ function Row({ invite, now }: { invite: Invite; now: number }) {
   const client = useQueryClient();
   const revoking = useMutation({
     mutationFn: () => api.DELETE("/api/v1/invites/{invite_id}", { params: { path: { invite_id: invite.id } } }),
-    // A refusal means that a machine has used the invite in the meantime.
+    // A refusal means that a machine used the invite in the meantime.
     onSettled: () => fetchAgain(client, { queryKey: invites.queryKey }),
   });
   const name = invite.label ?? invite.id;

@@ -104,7 +104,7 @@ function Body({ job }: { job: JobView }) {
   );
 }
 
-/** The curve and the machines; nothing before there is something to see. */
+/** The curve and the machines; nothing until there is data. */
 function Watched({ job, members }: { job: JobView; members: NonNullable<ReturnType<typeof useMembers>> }) {
   const { t } = useTranslation();
   if (job.plan === null && job.step === 0 && job.spec.kind === "train") {

@@ -1,4 +1,4 @@
-/** All jobs as a table of experiments, newest first; the address keeps the view. */
+/** All jobs as a table of experiments, newest first; the URL contains the view. */
 import "@mantine/core/styles/Checkbox.css";
 
 import { Button, Group, Text } from "@mantine/core";
@@ -79,7 +79,7 @@ export function Jobs() {
   );
 }
 
-/** Number of the chosen jobs, and the way to their comparison. */
+/** Number of the chosen jobs, and a link to their comparison. */
 function Selection({ ids, onClear }: { ids: readonly string[]; onClear: () => void }) {
   const { t } = useTranslation();
   const isTooMany = ids.length > MOST_COMPARED;

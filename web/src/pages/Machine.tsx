@@ -97,7 +97,7 @@ function Leave({ machine }: { machine: MachineView }) {
   );
 }
 
-/** The time of the last heartbeat. Heartbeats are no events, so the time of the request is shown, too. */
+/** The time of the last heartbeat. Heartbeats are not events, so the time of the request is shown, too. */
 function LastSeen({ machine, askedAt }: { machine: MachineView; askedAt: number }) {
   const { t } = useTranslation();
   return (
@@ -135,7 +135,7 @@ function Figures({ machine }: { machine: MachineView }) {
   );
 }
 
-/** The reason for which a free machine has no work: what the planner of a running job said, or that no job runs. */
+/** The reason why a free machine has no work: the planner's reason of a running job, or that no job runs. */
 function WhyIdle({ machineId }: { machineId: string }) {
   const { t } = useTranslation();
   const { data } = useInfiniteQuery(jobs({ state: "running" }));

@@ -176,7 +176,7 @@ function useEscape(isActive: boolean, stop: () => void) {
   }, [isActive]);
 }
 
-/** Whether a dialog is open, or has been closed by this key. */
+/** Whether a dialog is open, or was closed by this key. */
 function isInDialog({ target }: KeyboardEvent): boolean {
   const isInside = target instanceof Element && target.closest('[role="dialog"]') !== null;
   return isInside || document.querySelector('[aria-modal="true"]') !== null;

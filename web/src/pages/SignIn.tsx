@@ -9,12 +9,12 @@ import { signIn } from "../api/session";
 import { sentence } from "../components/Feedback";
 import classes from "./SignIn.module.css";
 
-/** Shown in place of any page while nobody is signed in; the address is kept, so that the page follows afterwards. */
+/** Shown instead of any page while no user is signed in; the URL is kept, so that the page opens after signing in. */
 export function SignIn({ why }: { why: "refused" | "over" | undefined }) {
   const { t } = useTranslation();
   useDocumentTitle(`${t("Sign in")} · share-compute`);
   const client = useQueryClient();
-  // Clears the cache, so that the next user sees no data of this one.
+  // Clears the cache, so that the next user sees no data of the previous one.
   useEffect(() => client.clear(), [client]);
   const [key, setKey] = useState("");
   const attempt = useMutation({ mutationFn: () => signIn(key.trim()) });

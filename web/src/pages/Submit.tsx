@@ -32,7 +32,7 @@ const route = getRouteApi("/submit");
 const SPEC_KINDS = ["train", "generate", "embed", "sparse", "sweep", "serve"] as const;
 type SpecKind = (typeof SPEC_KINDS)[number];
 
-/** The changed text of each example or earlier job, so that a look at another one loses nothing. */
+/** The changed text of each example or earlier job, so that changes survive a look at another one. */
 type Drafts = Readonly<Record<string, string>>;
 
 export function Submit() {
@@ -54,7 +54,7 @@ export function Submit() {
 
 interface Kept {
   draft: string | undefined;
-  /** Keep a changed text; undefined if it is the first one again. */
+  /** Keep a changed text; undefined if it equals the original again. */
   onDraft: (text: string | undefined) => void;
 }
 
@@ -86,7 +86,7 @@ function Workshop({ first, from, draft: kept, onDraft }: { first: string; from?:
 
   const syntax = useMemo(() => syntaxProblems(text), [text]);
   const checked = useCheck(text, syntax.length === 0);
-  // One idempotency key for each text: a second click, or a retry after a lost response, creates no second job.
+  // One idempotency key per text, so that a second click, or a retry after a lost response, creates no second job.
   const idempotencyKey = useMemo(() => randomKey(), [text]);
   const sending = useMutation({
     mutationFn: async () =>

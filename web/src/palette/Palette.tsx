@@ -50,7 +50,7 @@ function Finder({ onClose, signedIn }: Omit<Props, "isOpen">) {
     void entry.run();
   };
   const onKey = (event: KeyboardEvent) => {
-    // Keys that choose a word of an input method do not choose an entry.
+    // Keys that choose a word of an input method must not choose an entry.
     if (event.nativeEvent.isComposing) return;
     const moves: Partial<Record<string, number>> = { ArrowDown: place + 1, ArrowUp: place - 1 + all.length };
     const to = moves[event.key];
@@ -63,7 +63,7 @@ function Finder({ onClose, signedIn }: Omit<Props, "isOpen">) {
     <>
       <input
         className={classes.input}
-        // At once, so that no letter is lost; the dialog itself moves the focus some time later.
+        // Focus at once, so that no key is lost; the dialog itself moves the focus later.
         autoFocus
         data-autofocus
         role="combobox"

@@ -2,7 +2,7 @@
 
 export interface Findable {
   label: string;
-  /** Further words by which it is found, for example its English name. */
+  /** Further search words, for example the English name. */
   also?: string | undefined;
 }
 
@@ -29,7 +29,10 @@ function rank({ label, also = "" }: Findable, words: readonly string[]): number 
   return sum;
 }
 
-/** Entries that contain all words of the text, best first; equal ones stay in order. All entries if the text is empty. */
+/**
+ * Entries that contain all words of the text, best first; equal entries keep their order. All entries if the text is
+ * empty.
+ */
 export function matching<T extends Findable>(entries: readonly T[], text: string): T[] {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   if (words.length === 0) return [...entries];

@@ -1,4 +1,4 @@
-/** Entries of the command palette: pages, actions, and what the cluster has. */
+/** Entries of the command palette: pages, actions, jobs, machines and deployments. */
 import { useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
 import { keepPreviousData, useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { useLocation, useNavigate } from "@tanstack/react-router";
@@ -28,7 +28,9 @@ interface EntryGroup {
   entries: Entry[];
 }
 
-/** Number of jobs, machines and deployments shown of each; without a search text only some of the newest. */
+/**
+ * Maximum number of entries of each kind (jobs, machines, deployments); fewer, only the newest, without a search text.
+ */
 const MOST = 8;
 const MOST_UNASKED = 3;
 
@@ -116,7 +118,7 @@ export function useEntries(signedIn: SignedInKey, text: string, searched: string
         run: () => navigate({ to: "/jobs/$jobId", params: { jobId: job.id } }),
       }),
     );
-  // An id that is pasted may belong to a job that is not loaded.
+  // A pasted id may belong to a job that is not loaded.
   const id = text.trim().toLowerCase();
   if (isReader && isJobId(id) && !ofJobs.some((job) => job.id === id)) {
     ofJobs.unshift({ id, label: t("Open job {{id}}", { id }), run: () => navigate({ to: "/jobs/$jobId", params: { jobId: id } }) });

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from "react";
 import { job } from "../api/queries";
 import classes from "./Placement.module.css";
 
-/** Least time between two beats; a job may commit a hundred steps a second. */
+/** Minimum time between two beats, because a job may commit a hundred steps a second. */
 const PAUSE_MS = 1000;
 
 /** A light that runs through the layers and back when steps are committed. */

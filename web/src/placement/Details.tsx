@@ -14,7 +14,7 @@ interface Props {
   plan: Plan;
   block: Block | undefined;
   work: Work | undefined;
-  /** Shown in place of the hint while no machine is hovered. */
+  /** Shown instead of the hint while no machine is hovered. */
   note: ReactNode;
 }
 

@@ -17,10 +17,10 @@ import { useBlocks } from "./useBlocks";
 
 /** Above this number, layers are thinner than the gaps between them. */
 const MOST_TICKS = 200;
-/** Number of machines that the choice of a branch names. */
+/** Maximum number of machines named in the choice of a branch. */
 const MOST_NAMES = 4;
 
-/** How a machine went: one of an earlier plan, or one of this plan that will be replaced. */
+/** How a machine left: it belongs to an earlier plan, or to this plan and will be replaced. */
 export type Departure = "lost" | "left";
 
 /** The placement of a job that runs. */
@@ -37,7 +37,7 @@ export interface Live {
 
 interface Props {
   plan: Plan;
-  /** With it the table of the members and the idle machines are left to another part of the page. */
+  /** If set, another part of the page shows the table of members and the idle machines. */
   live?: Live | undefined;
 }
 
@@ -80,7 +80,7 @@ export const Placement = memo(function Placement({ plan, live }: Props) {
           ]}
         />
       </figcaption>
-      {/* The key resets the picture: choosing a branch is no change of membership. */}
+      {/* The key resets the picture, because choosing a branch is not a change of membership. */}
       <Picture key={branch?.number} plan={drawn} size={size} live={live} hasPhases={live !== undefined && branch === plan.branches[0]} />
       {live === undefined && (
         <>
@@ -189,20 +189,20 @@ function Picture({ plan, size, live, hasPhases }: Props & { size: Size; hasPhase
   );
 }
 
-/** What the stage does at this moment of the step that the timeline plays: ▶ forward, ◀ backward, ● update. */
+/** The phase of the stage at this moment of the step that the timeline plays: ▶ forward, ◀ backward, ● update. */
 function PhaseSign({ stage }: { stage: number }) {
   const phase = usePhase(stage);
   return phase === undefined ? null : <i className={classes.phase}>{{ F: "▶", B: "◀", update: "●", waiting: "" }[phase]}</i>;
 }
 
-/** The name of a machine over a meter of the time in which it computes; a mark shows what the plan predicts. */
+/** The name of a machine over a meter of the time in which it computes; a mark shows the plan's prediction. */
 function Meter({ work, predicted, block }: { work: Work | undefined; predicted: number | null | undefined; block: Block }) {
   const computing = work?.computing ?? null;
   return (
     <>
       {computing !== null && <i className={classes.level} style={{ width: `${100 * computing}%` }} />}
       {computing !== null && predicted != null && <i className={classes.predicted} style={{ insetInlineStart: `${100 * predicted}%` }} />}
-      {/* The hidden text of the block has all of this in words. */}
+      {/* The hidden text of the block states all of this. */}
       <span className={classes.name} data-flat={block.height < 24} aria-hidden>
         <span className={classes.label}>{block.name}</span>
         {computing !== null && <span className={classes.share}>{Math.round(100 * computing)}%</span>}
@@ -225,7 +225,7 @@ function place({ left, width, top, height }: Block): React.CSSProperties {
   return { left: `${100 * left}%`, width: `${100 * width}%`, top, height };
 }
 
-/** The machine that an arrow key leads to: across stages, or up and down within one. */
+/** The machine to which an arrow key moves: across stages, or up and down within one. */
 function neighbour(blocks: readonly Block[], from: Block | undefined, key: string): Block | undefined {
   if (key === "Home" || from === undefined) return key.startsWith("Arrow") || key === "Home" ? blocks[0] : undefined;
   if (key === "End") return blocks.at(-1);

@@ -28,7 +28,7 @@ export interface Block {
   height: number;
 }
 
-/** The plan of one branch: its stages, and its prediction where there is one. */
+/** The plan of one branch: its stages, and its prediction if there is one. */
 export function planOfBranch(plan: Plan, { stages, step_s }: Branch): Plan {
   const { prediction } = plan;
   return { ...plan, stages, prediction: prediction == null || step_s == null ? null : { ...prediction, step_s } };

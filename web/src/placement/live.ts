@@ -1,10 +1,10 @@
-/** Measured work of each machine of a job: the share of a step in which it computes, and its traffic. */
+/** Measured work of each machine of a job: the fraction of a step in which it computes, and its traffic. */
 import type { ClusterEvent, Measured } from "../api/types";
 
 export interface Work {
   /** Measured fraction of a step in which the machine computes, from 0 to 1; null before the first measurement. */
   computing: number | null;
-  /** Mean rates since the report before; null before the first report. */
+  /** Mean rates since the previous report; null before the first report. */
   sentBytesPerS: number | null;
   receivedBytesPerS: number | null;
 }
@@ -23,7 +23,7 @@ export function workOf(measured: Measured | null | undefined, events: readonly C
       found.set(id, { ...NOTHING, computing: Math.min(1, seconds / step) });
     }
   }
-  // An attempt counts from its start, and each machine from the last report that names it.
+  // An attempt counts from its start, and each machine from the last report that names the machine.
   let start = NaN;
   const reported = new Map<string, number>();
   for (const { kind, at, data } of events) {

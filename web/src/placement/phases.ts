@@ -1,4 +1,4 @@
-/** The phase of each stage in the step that the timeline plays now; the placement shows it, too. */
+/** The phase of each stage in the step that the timeline plays now; the placement shows this phase, too. */
 import { useSyncExternalStore } from "react";
 
 export type Phase = "F" | "B" | "update" | "waiting";
@@ -6,7 +6,7 @@ export type Phase = "F" | "B" | "update" | "waiting";
 const listeners = new Set<() => void>();
 let current: ReadonlyMap<number, Phase> = new Map();
 
-/** Show the phases by index of the stage; none when the step is not played any more. */
+/** Set the phases by index of the stage; none when the step is no longer played. */
 export function showPhases(phases: ReadonlyMap<number, Phase>): void {
   current = phases;
   listeners.forEach((listener) => listener());

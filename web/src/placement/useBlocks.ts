@@ -15,7 +15,7 @@ interface Shown {
   come: ReadonlySet<string>;
 }
 
-/** The position of every machine, with those that were just removed or added. */
+/** The position of every machine, including those that were just removed or added. */
 export function useBlocks(plan: Plan, size: Size): Shown {
   const height = pictureHeight(plan);
   const blocks = blocksOf(plan, size, height);

@@ -1,6 +1,6 @@
 /**
  * An interrupted answer is continued by the same request with the same seed, which gives the same text. The known part
- * stays on screen while the server generates it again.
+ * stays on screen while the server regenerates it.
  */
 
 /** The text to show: `known` until `fresh` is longer or differs from it. */

@@ -15,10 +15,10 @@ import { SavedConversations } from "./saved";
 import { ask, type Piece, type Route } from "./stream";
 import { isRunning, type Answer, type Settings, type Turn } from "./types";
 
-/** Maximum time after the last token of an answer at which a recovery of it may be reported. */
+/** Maximum time between an answer's last token and the report of its recovery. */
 const NEWS_MS = 5000;
 const SAVE_MS = 500;
-/** Number of possible seeds; a JavaScript number, and thus JSON, represents each exactly. */
+/** Number of possible seeds; JavaScript numbers, and thus JSON, represent each seed exactly. */
 const SEEDS = 2 ** 31;
 const NO_CHAT_TEMPLATE = "no_chat_template";
 
@@ -55,13 +55,13 @@ interface Work {
 
 class Conversation {
   private talk = load();
-  /** The version that is among the saved conversations; the one of before a reload was saved when it was left. */
+  /** The version that was saved last; the conversation before a reload was saved when the page was closed. */
   private kept: Talk | undefined = this.talk;
   private readonly listeners = new Set<() => void>();
   private readonly works = new Map<string, Work>();
   private saving: ReturnType<typeof setTimeout> | undefined;
   private drawing = false;
-  /** Models without a chat template; later requests use the right route at once. */
+  /** Models without a chat template, so that later requests use the right route at once. */
   private readonly plain = new Set<string>();
   private unsubscribe: (() => void) | undefined;
 
@@ -76,17 +76,17 @@ class Conversation {
     this.change({ ...this.talk, settings });
   }
 
-  /** Send a prompt to models; an edited one replaces the last turn. */
+  /** Send a prompt to models; an edited prompt replaces the last turn. */
   send(prompt: string, models: readonly string[], windows: Windows, isEdit = false): void {
     if (isEdit) this.dropLast();
     const turn = { id: newId(), prompt, answers: models.map((model) => this.begun(model)) };
-    // A conversation that another tab has deleted becomes a new one when the user continues it.
+    // If another tab deleted the conversation, it becomes a new one when the user continues it.
     const id = saved.isDeleted(this.talk.id) ? newId() : this.talk.id;
     this.change({ ...this.talk, id, turns: [...this.talk.turns, turn] });
     for (const { model } of turn.answers) void this.run(turn.id, model, windows);
   }
 
-  /** Send the last prompt to one model again; the answer differs unless a seed was given. */
+  /** Resend the last prompt to one model; the answer differs unless a seed was given. */
   regenerate(turnId: string, model: string, windows: Windows): void {
     this.stopOne(turnId, model);
     this.update(turnId, model, () => this.begun(model));
@@ -103,14 +103,14 @@ class Conversation {
     for (const work of this.works.values()) work.stop.abort();
   }
 
-  /** Start another conversation with the same settings; this one stays among the saved ones. */
+  /** Start another conversation with the same settings; the present one stays saved. */
   begin(): void {
     this.keep();
     this.stop();
     this.change(empty(this.talk.settings));
   }
 
-  /** Show a saved conversation, and stop the answers of this one. */
+  /** Show a saved conversation, and stop the answers of the present one. */
   open(id: string): void {
     const found = saved.get(id);
     if (found === undefined || id === this.talk.id) return;
@@ -179,7 +179,7 @@ class Conversation {
     const work: Work = { stop: new AbortController(), arrivals: { points: [] }, began: now, first: null, last: now, pieces: 0 };
     this.works.set(key, work);
     this.unsubscribe ??= subscribe((event) => this.receive(event));
-    // A request that was replaced changes nothing any more.
+    // A replaced request must no longer change anything.
     const apply = (change: (answer: Answer) => Answer) => {
       if (this.works.get(key) === work) this.update(turnId, model, change);
     };
@@ -248,14 +248,14 @@ class Conversation {
     this.saveSoon();
   }
 
-  /** Apply a user's change and render it at once: a field must show a key before the next one. */
+  /** Apply a user's change and render it at once, because a field must show a key before the next one. */
   private change(talk: Talk): void {
     this.talk = talk;
     this.listeners.forEach((listener) => listener());
     this.saveSoon();
   }
 
-  /** Render once a frame, however many pieces arrive. */
+  /** Render once per frame, however many pieces arrive. */
   private drawSoon(): void {
     if (this.drawing) return;
     this.drawing = true;
@@ -279,7 +279,7 @@ class Conversation {
     this.stop();
   };
 
-  /** Put the conversation among the saved ones if it has changed; in them, no answer runs. */
+  /** Save the conversation if it has changed; saved conversations contain no running answers. */
   private keep(): void {
     const { id, turns, settings } = this.talk;
     const isKept = this.kept?.id === id && this.kept.turns === turns && this.kept.settings === settings;
@@ -290,7 +290,7 @@ class Conversation {
   readonly save = (): void => {
     clearTimeout(this.saving);
     this.saving = undefined;
-    // The list of saved conversations is long: it is not written while a text grows.
+    // Writing the long list of saved conversations is slow, so it is not written while a text grows.
     if (!this.talk.turns.some((turn) => turn.answers.some(isRunning))) this.keep();
     try {
       sessionStorage.setItem(KEPT_AS, JSON.stringify(this.talk));
@@ -317,7 +317,7 @@ function written(answer: Answer, piece: Piece, text: string, agreed: number, wor
     ...answer,
     state: "writing",
     text,
-    // Marks behind the position from which the text was generated differently are removed.
+    // Remove marks behind the position where the new text differs.
     marks: isRewritten ? answer.marks.filter((mark) => mark.at <= agreed) : answer.marks,
     wait: piece.text === "" ? answer.wait : "",
     finish: piece.finish ?? answer.finish,
@@ -360,7 +360,7 @@ function load(): Talk {
   }
 }
 
-/** A turn whose answers were interrupted because the page was closed. */
+/** A turn whose answers were interrupted when the page was closed. */
 function brokenOff(turn: Turn): Turn {
   const answers = turn.answers.map((answer): Answer =>
     isRunning(answer) ? { ...answer, state: "broken", wait: "", isReconnecting: false, marks: pinned(answer), problem: { message: "the page was left while it was written" } } : answer,

@@ -1,6 +1,6 @@
-/** Storage entries of conversations; separate, so that signing out need not load the playground. */
+/** Storage entries of conversations; in a separate module, so that signing out does not load the playground. */
 export const KEPT_AS = "share-compute.conversation";
-/** Followed by the id of the API key. */
+/** Prefix of entries; the id of the API key follows. */
 export const SAVED_AS = "share-compute.conversations.";
 export const FORGET = "share-compute.forget";
 
@@ -10,13 +10,13 @@ export function forgetConversation(): void {
   dispatchEvent(new Event(FORGET));
 }
 
-/** Delete also the saved conversations of an API key: its user has signed out. */
+/** Also delete the saved conversations of an API key, because its user has signed out. */
 export function deleteConversations(key: string | null): void {
   if (key !== null) remove(() => localStorage, SAVED_AS + key);
   forgetConversation();
 }
 
-/** Remove an entry; a browser that refuses storage has none. */
+/** Remove an entry; do nothing if the browser refuses storage, because there is none. */
 function remove(storage: () => Storage, name: string): void {
   try {
     storage().removeItem(name);

@@ -32,7 +32,7 @@ const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
 const HEADING = /^ {0,3}(#{1,6})(?=\s)/;
 const ITEM = /^( {0,3})([-*+]|(\d{1,9})[.)])(?=\s)/;
 const QUOTE = /^ {0,3}> ?/;
-/** Nested blocks that are parsed; deeper ones stay text, so that a hostile answer costs no deep recursion. */
+/** Nested blocks that are parsed; deeper blocks stay text, so that a hostile answer causes no deep recursion. */
 const DEEPEST = 6;
 
 export function blocksOf(text: string, depth = 0): Block[] {
@@ -117,7 +117,7 @@ export function partsOf(text: string, depth = 0): Part[] {
   return parts;
 }
 
-/** For each mark, the number of blocks before it: it is at the first boundary at its place or after it. */
+/** For each mark, the number of blocks before it: the mark belongs to the first boundary at or after its position. */
 export function placesOf(parts: readonly Pick<Part, "start">[], marks: readonly { at: number }[]): number[] {
   return marks.map(({ at }) => {
     const place = parts.findIndex(({ start }) => start >= at);
@@ -161,8 +161,8 @@ function titleOf(rest: string): string {
 }
 
 /**
- * Code, links, strong and emphasized text; none spans lines. The scan goes forward once: places of closing signs are
- * searched from the last one found, so that a text with many opening signs takes linear time.
+ * Code, links, strong and emphasized text; none spans lines. The scan goes forward once: each search for a closing sign
+ * starts at the last one found, so that many opening signs take linear time.
  */
 export function inlineOf(text: string, depth = 0): Inline[] {
   const found: Inline[] = [];
@@ -171,7 +171,7 @@ export function inlineOf(text: string, depth = 0): Inline[] {
   };
   const signs = /[`[*_]/g;
   const closings = new Map<string, number>();
-  /** First place from `at` on that `next` finds; `next` is called with places in ascending order. */
+  /** First position from `at` on that `next` finds; `next` is called with ascending positions. */
   const closing = (name: string, at: number, next: (at: number) => number): number => {
     const known = closings.get(name) ?? -1;
     if (known >= at) return known;
@@ -210,7 +210,7 @@ export function inlineOf(text: string, depth = 0): Inline[] {
       const opens = /\S/.test(text[at + 2] ?? " ") && !(character === "_" && isWord(text[at - 1]));
       to = at + 2;
       if (opens && end < lineEnd(at)) {
-        // Of three signs the first ends what is inside: ***both***.
+        // The first of three signs closes the inner emphasis: ***both***.
         const inner = text[end + 2] === character && text[end + 3] !== character ? end + 1 : end;
         one = { kind: "strong", content: inlineOf(text.slice(at + 2, inner), depth + 1) };
         to = inner + 2;
@@ -254,7 +254,7 @@ function nextRun(text: string, from: number, length: number): number {
   return -1;
 }
 
-/** The next place of two signs that can end strong text; -1 if there is none. */
+/** The next position of two signs that can end strong text; -1 if there is none. */
 function nextStrong(text: string, from: number, sign: string): number {
   for (let at = text.indexOf(sign + sign, from); at >= 0; at = text.indexOf(sign + sign, at + 1)) {
     if (/\S/.test(text[at - 1]!) && !(sign === "_" && isWord(text[at + 2]))) return at;
@@ -262,7 +262,7 @@ function nextStrong(text: string, from: number, sign: string): number {
   return -1;
 }
 
-/** The link `[label](href)` at a place; null if there is none. Neither part holds its own opening sign. */
+/** The link `[label](href)` at a place; null if there is none. Neither part contains its own opening sign. */
 function linkAt(text: string, at: number): { label: string; href: string; to: number } | null {
   let close = at + 1;
   while (close < text.length && !"[]\n".includes(text[close]!)) close += 1;

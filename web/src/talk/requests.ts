@@ -1,12 +1,12 @@
 /** Bodies of requests to the OpenAI API. */
 import type { Answer, Settings, Turn } from "./types";
 
-/** Default number of tokens for plain text: the API's default of 16 is hardly a sentence. */
+/** Default number of tokens for plain text: the API's default of 16 is too short for a sentence. */
 const PLAIN_TOKENS = 256;
-/** Maximum fraction of the context window for the answer; the rest is left to the prompt. */
+/** Maximum fraction of the context window for the answer; the rest is for the prompt. */
 const PLAIN_SHARE = 0.5;
 
-/** A chat request with the earlier turns of this model; turns that it did not answer are left out. */
+/** A chat request with the earlier turns of this model; unanswered turns are left out. */
 export function chatRequest(model: string, before: readonly Turn[], prompt: string, settings: Settings, seed: number) {
   const messages = settings.system.trim() === "" ? [] : [{ role: "system", content: settings.system }];
   for (const [question, said] of saidBefore(model, before)) {

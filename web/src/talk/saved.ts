@@ -1,13 +1,13 @@
 /**
- * The conversations that this browser keeps, one list for each API key. The list is bounded: the oldest are dropped.
- * All tabs share it, so each change reads it again. Without a signed-in key nothing is kept.
+ * The conversations that this browser keeps, one list for each API key. Each list is bounded: the oldest conversations
+ * are dropped. All tabs share the list, so it is reread before each change. Without a signed-in key nothing is stored.
  */
 import { SAVED_AS } from "./forget";
 import { isRunning, type Settings, type Turn } from "./types";
 
 export interface SavedConversation {
   id: string;
-  /** Given by the user, or the start of the first prompt. */
+  /** Title given by the user, or the start of the first prompt. */
   title: string;
   /** Time of the last change, in milliseconds since 1970. */
   at: number;
@@ -24,7 +24,7 @@ export class SavedConversations {
   private readonly listeners = new Set<() => void>();
   private known: { owner: string; text: string | null; list: readonly SavedConversation[] } | undefined;
   private isStale = true;
-  /** Conversations that this tab has put or opened; one of them that is missing was deleted in another tab. */
+  /** Conversations that this tab has stored or opened; if one of them is missing, another tab deleted it. */
   private readonly seen = new Set<string>();
   private refused = "";
 
@@ -62,14 +62,14 @@ export class SavedConversations {
     return found;
   }
 
-  /** Whether another tab has deleted a conversation of this one. */
+  /** Whether another tab has deleted a conversation that this tab used. */
   isDeleted(id: string): boolean {
     return this.owner() !== "" && this.seen.has(id) && this.get(id) === undefined;
   }
 
   /**
-   * Store a conversation, and drop the oldest ones that do not fit beside it; its title stays if it has one. Return
-   * whether it is stored. One that does not fit alone, or was deleted in another tab, changes nothing.
+   * Store a conversation, and drop the oldest ones if space is short; an existing title is kept. Return whether it is
+   * stored: not if it does not fit alone, or was deleted in another tab.
    */
   put(id: string, turns: readonly Turn[], settings: Settings, at: number): boolean {
     if (this.owner() === "" || this.isDeleted(id)) return false;
@@ -94,7 +94,7 @@ export class SavedConversations {
     this.changed();
   }
 
-  /** Read the list again, and tell the listeners: it may have changed, perhaps in another tab. */
+  /** Reread the list and notify the listeners, because the list may have changed, perhaps in another tab. */
   readonly changed = (): void => {
     this.isStale = true;
     this.listeners.forEach((listener) => listener());
@@ -105,7 +105,7 @@ export class SavedConversations {
     return this.list();
   }
 
-  /** Store a list as a whole; return whether it fits. If not, the stored one stays. */
+  /** Store a list as a whole; return whether it fits. If not, the stored list stays unchanged. */
   private stored(list: readonly SavedConversation[]): boolean {
     const owner = this.owner();
     const text = JSON.stringify(list);

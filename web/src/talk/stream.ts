@@ -127,7 +127,7 @@ function pathOf(id: string): string {
   return `/v1/streams/${encodeURIComponent(id)}`;
 }
 
-/** Cancel a stream, also while the page closes. A stream that is not cancelled expires without readers. */
+/** Cancel a stream, even while the page closes. A stream that is not cancelled expires without readers. */
 function cancel(id: string): void {
   authorizedFetch(new Request(pathOf(id), { method: "DELETE", keepalive: true })).catch(() => undefined);
 }
@@ -141,7 +141,7 @@ function read(chunk: Chunk): Piece | null {
   return text === "" && finish === null && tokens === null ? null : { text, finish, tokens };
 }
 
-/** Whether an error of a response body means a lost connection: TypeError or AbortError, depending on the browser. */
+/** Whether an error while reading a body means a lost connection: TypeError or AbortError, depending on the browser. */
 function isBreak(failure: unknown): boolean {
   return failure instanceof TypeError || failure instanceof DOMException;
 }

@@ -15,11 +15,11 @@ export interface Settings {
 
 /** A position in a text at which machines were lost and others took over. */
 export interface Mark {
-  /** Identifies a loss among those of a deployment. */
+  /** Identifies a loss among the losses of a deployment. */
   key: string;
   /** Number of characters before it. */
   at: number;
-  /** Names of lost machines; empty if the cause was something else. */
+  /** Names of the lost machines; empty if the cause was different. */
   machines: string[];
   reason: string;
   /** Seconds until stages were formed again; null before that. */
@@ -34,14 +34,16 @@ export type AnswerState =
   | "done"
   /** The user stopped it. */
   | "stopped"
-  /** The connection to the server broke: the answer can be continued. */
+  /** The connection to the server broke, but the answer can be continued. */
   | "broken"
   /** The server refused. */
   | "failed";
 
 export interface Answer {
   model: string;
-  /** Drawn if none was given. The same request with the same seed gives the same text, so it can be continued. */
+  /**
+   * Drawn at random if none was given. The same request with the same seed gives the same text, so it can be continued.
+   */
   seed: number;
   /** The settings at the time of the request. */
   settings: Settings;
@@ -57,7 +59,7 @@ export interface Answer {
   /** The finish reason: `stop` or `length`. */
   finish: string | null;
   firstTokenS: number | null;
-  /** Seconds from the first token to the last one. */
+  /** Seconds from the first token to the last token. */
   writingS: number;
   tokens: number;
   /** Whether the server counted the tokens; otherwise the number of pieces is shown. */

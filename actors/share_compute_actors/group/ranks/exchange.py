@@ -1,8 +1,8 @@
-"""Sums tensors of the ranks of a member, through shared memory, or between devices with memory of their own.
+"""Sums tensors of the ranks of a member, through shared memory, or between devices with separate memory.
 
-In shared memory, a rank writes its part, and sends one byte to each other rank. When it has a byte of each other rank,
-it reads their parts. Calls alternate between two areas of the memory: a rank that has the bytes of a call knows that
-all others have read the area of the call before.
+In shared memory, a rank writes its part, and sends one byte to each other rank. When a byte from each other rank has
+arrived, it reads their parts. Calls alternate between two areas of the memory: after the bytes of a call have arrived,
+all other ranks have read the area of the previous call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def exchange_bytes(count: int) -> int:
 
 
 class Exchange:
-    """The ranks of a member, as one of them sees them; see `RankGroup`.
+    """The ranks of a member, seen from one rank; see `RankGroup`.
 
     Args:
         rank: number of this rank.
@@ -85,7 +85,7 @@ class Exchange:
         return torch.cat(wholes, -1).to(part.dtype)
 
     def _parts(self, part: Tensor) -> list[Tensor]:
-        """Give this rank's part to the others, and return those of all ranks, which the call after the next changes."""
+        """Give this rank's part to the others; return the parts of all ranks, valid until the call after the next."""
         key = self._area, part.numel()
         parts = self._cut.get(key)
         if parts is None:
@@ -103,7 +103,7 @@ class Exchange:
 
 
 class DeviceExchange:
-    """The ranks of a member whose devices have memory of their own, in torch's default process group; see `RankGroup`.
+    """The ranks of a member on devices with separate memory, in torch's default process group; see `RankGroup`.
 
     Args:
         rank: number of this rank.
@@ -137,7 +137,7 @@ class DeviceExchange:
 
 
 def _sizes(numbers: int) -> list[int]:
-    """Return the sizes of the pieces in which so many numbers are exchanged."""
+    """Return the sizes of the pieces in which this many numbers are exchanged."""
     full, rest = divmod(numbers, _NUMBERS)
     return [_NUMBERS] * full + ([rest] if rest or not full else [])
 

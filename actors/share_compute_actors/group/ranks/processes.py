@@ -63,11 +63,11 @@ class RankDevices(NamedTuple):
 
     @classmethod
     def of(cls, kind: DeviceKind, lent: int) -> Self:
-        """Return the devices of a machine of which ``lent`` of one kind are lent together."""
+        """Return the devices for ranks, when ``lent`` devices of one kind are lent together."""
         return cls(kind, lent, not KINDS[kind].uses_main_memory)
 
     def cores(self, rank: int) -> Sequence[int]:
-        """Return the processors of a rank's part of the CPU; empty if it may use all, or computes on a GPU."""
+        """Return the processors of a rank's part of the CPU; empty if the rank may use all, or computes on a GPU."""
         return share_cores(self.lent)[rank] if self.lent > 1 and self.kind == "cpu" else ()
 
 
@@ -83,11 +83,11 @@ class _Child(NamedTuple):
 class RankProcesses:
     """The other ranks of a member.
 
-    Use them on one thread only, which must live as long as the member: the ranks end with it.
+    Use this object on a single thread that lives as long as the member: the ranks end with that thread.
 
     Args:
         module: module that the ranks run; it calls `follow_member`.
-        count: number of ranks, with the member itself.
+        count: number of ranks, including the member itself.
         threads: CPU threads of the machine, which the ranks share.
         deadline_s: longest wait for another rank, in seconds.
         on_lost: called with ContributorLost before it is raised because a rank was lost; the others are ended by then.
@@ -124,7 +124,7 @@ class RankProcesses:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of the other ranks, without memory that they share. Callable on any thread."""
+        """Memory of the other ranks in bytes, without memory that they share. Callable on any thread."""
         found = 0
         for process_id in self.process_ids:
             with suppress(psutil.NoSuchProcess):
@@ -141,8 +141,8 @@ class RankProcesses:
 
         Args:
             rank: number of the rank, from 1, in order.
-            arguments: texts that its function for `follow_member` gets.
-            files: descriptors that it inherits, under the same numbers.
+            arguments: texts for the rank's function in `follow_member`.
+            files: descriptors that the rank inherits, under the same numbers.
         """
         self._is_awaited = True
         if not self._children:
@@ -177,7 +177,7 @@ class RankProcesses:
         """Wait until all other ranks have carried out the last command.
 
         Args:
-            limit_s: longest wait in seconds; None for that of all waits.
+            limit_s: longest wait in seconds; None for the common limit.
         """
         self._is_awaited = True
         with self.computing():
@@ -192,8 +192,8 @@ class RankProcesses:
     def computing(self) -> Iterator[None]:
         """Raise ContributorLost if the context fails while another rank has ended or is unresponsive.
 
-        Raise OutOfMemory if any rank lacked memory. The member itself can continue then, as without ranks. After any
-        other error, too, the other ranks are ended, because they may wait for a tensor.
+        Raise OutOfMemory if any rank lacked memory. The member itself can then continue, as it could without ranks. The
+        other ranks are also ended after any other error, because they may wait for a tensor.
         """
         try:
             yield
@@ -210,7 +210,7 @@ class RankProcesses:
     def _error_of(self, failure: Exception) -> ContributorLost | OutOfMemory | None:
         """Return the error of the ranks because of which this rank failed; None if the failure has another cause."""
         if isinstance(failure, OutOfMemory):
-            return None  # this context is around another one, which has closed the ranks
+            return None  # this context is inside another one, which has closed the ranks
         if is_out_of_memory(failure):
             return _out_of_memory(0, self._taken_bytes(failure))
         if not isinstance(failure, (RuntimeError, OSError)):
@@ -325,7 +325,7 @@ def _first_failed(children: Sequence[_Child]) -> tuple[int, int] | None:
 
 
 def _end_words(rank: int, status: int, child: _Child) -> str:
-    """Return what happened to a rank that ended with this exit status, in words."""
+    """Return a text about the end of a rank with this exit status."""
     if status < 0:
         return f"rank {rank} was ended by signal {-status}"
     kind, words = _last_words(child.connection)
@@ -359,7 +359,7 @@ def _out_of_memory(rank: int, taken_bytes: int) -> OutOfMemory:
 
 
 def _last_words(connection: socket.socket) -> tuple[bytes, str]:
-    """Return the kind and the content of the last words that a rank sent before it ended, which stay readable."""
+    """Return the kind and the content of the last words that a rank sent before it ended; they stay readable."""
     with suppress(OSError):
         connection.settimeout(0)
         sent = connection.recv(_MOST_WORDS, socket.MSG_PEEK).lstrip(READY)
@@ -368,7 +368,7 @@ def _last_words(connection: socket.socket) -> tuple[bytes, str]:
 
 
 class RankPlace(NamedTuple):
-    """A rank, as its own process knows it."""
+    """A rank, seen from its own process."""
 
     connection: socket.socket
     """Socket to the member."""
@@ -410,7 +410,8 @@ def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None
 
     Args:
         arguments: command line of the process.
-        follow: carries out the commands of the member; gets the `RankPlace`, and the arguments given to `launch`.
+        follow: function that carries out the commands of the member, given the `RankPlace` and the arguments of
+            `launch`.
     """
     file, rank, count, threads, deadline_s, kind, *rest = arguments
     place = RankPlace(
@@ -438,7 +439,7 @@ def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None
 
 
 def memory_file(size: int) -> BinaryIO:
-    """Return a file of ``size`` bytes without a name, in main memory where the system has such files."""
+    """Return an unnamed file of ``size`` bytes, in main memory if the system supports it."""
     if sys.platform == "linux":
         file: BinaryIO = os.fdopen(os.memfd_create("ranks"), "w+b")
     else:
@@ -448,7 +449,7 @@ def memory_file(size: int) -> BinaryIO:
 
 
 def mapped(file: int, size: int) -> Tensor:
-    """Return a file as bytes that all processes share, ``[size]``, uint8; mapped as long as the tensor is used."""
+    """Map a file that all processes share, ``[size]``, uint8; it stays mapped as long as the tensor is used."""
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)

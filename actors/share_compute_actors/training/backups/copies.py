@@ -42,7 +42,7 @@ class RemotePrimary:
     """A primary on another machine, called through Ray; implements `Primary`.
 
     Args:
-        traffic: counts and limits what this machine receives.
+        traffic: counter and limit of received bytes.
         actor: the primary's actor.
         backup: the backup member that keeps the copy.
         stopping: event that cancels pending calls, which then raise `StaleEpoch`.
@@ -112,7 +112,7 @@ class Copies:
         notify: called with each error, from any thread.
         quota: limits the space that all copies take.
         reach: returns the interface to a primary, given the primary's actor, the id of this member, and an event that
-            cancels pending calls: `RemotePrimary` with the member's traffic.
+            cancels pending calls: by default a `RemotePrimary` with the member's traffic.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class Copies:
         Args:
             epoch: number of the epoch that is about to begin.
             committed: last committed step. A new copy replaces a copy that cannot be brought to this step. If the
-                primary of a shard has changed, a new copy also replaces a copy that is behind this step.
+                primary of a shard has changed, copies behind this step are replaced, too.
             followed: primaries whose shards to copy, by stage.
             outlines: outlines of shards whose new copies start from local data. They are used only if there
                 is space for all these copies.
@@ -213,7 +213,7 @@ class Copies:
         kept |= fresh
         self.former = None
         for follower in kept.values():
-            follower.forget_after(committed)  # primaries send the gradient of the open step again
+            follower.forget_after(committed)  # primaries resend the gradient of the open step
         self._epoch, self._followers, self._followed = epoch, kept, dict(followed)
         self._follow_all()
 
@@ -245,7 +245,7 @@ class Copies:
         released = [each for each in (old.close() for old in self._followers.values()) if each is not None]
         self._followers = {shard: self._new(shard) for shard in self._followers}
         for follower in self._followers.values():
-            follower.begin_after(released)  # the space of earlier copies is free then
+            follower.begin_after(released)  # the space of earlier copies is free at this point
         self._follow_all()
 
     def _has_space(self, outlines: Iterable[ShardOutline]) -> bool:
@@ -274,7 +274,7 @@ class Copies:
         return all(one.is_whole for one in self._followers.values())
 
     def misfit(self, label: WireLabel, tensor: Tensor) -> str | None:
-        """Return what is wrong with one message of a primary's gradient, for display; None if the message is valid."""
+        """Return the defect of a message of a primary's gradient, as text; None if the message is valid."""
         followed = self._followed.get(label.stage)
         if followed is None or followed.shard not in self._followers:
             return "nobody keeps a copy of the gradient that it sent"

@@ -87,8 +87,8 @@ class ShardState(Protocol):
 def own_tensors(runner: ShardState) -> dict[str, Tensor]:
     """Return the parameters and buffers that a copy of a runner's part has, by stored name.
 
-    With a share of the optimizer's state, these are the parameters of the share. Other members of the stage have the
-    buffers and the frozen parameters, too.
+    With a share of the optimizer's state, these are only the parameters of the share, because other members of the
+    stage have the buffers and the frozen parameters, too.
     """
     tensors = runner.stage.persistent()
     if runner.gradients.share.total == 1:
@@ -98,7 +98,7 @@ def own_tensors(runner: ShardState) -> dict[str, Tensor]:
 
 
 def current_names(runner: ShardState) -> list[str]:
-    """Return the stored names of a runner's tensors that need no exchange of weights to be those of the last step."""
+    """Return the stored names of a runner's tensors that are up to date without an exchange of weights."""
     own = runner.gradients.own_names
     trained = runner.stage.trained()
     return [name for name in runner.stage.persistent() if name in own or name not in trained]
@@ -118,7 +118,7 @@ class Legacy(NamedTuple):
 
     @classmethod
     def of_runner(cls, runner: ShardState, step: int) -> Legacy:
-        """Return the state of a runner. The runner must not compute any more steps.
+        """Return the state of a runner. The runner must not compute further steps.
 
         Args:
             runner: the runner.
@@ -156,7 +156,7 @@ class Copier:
     Args:
         run: runs a function on the compute thread, and returns its result.
         here: returns the runner (None before weights are loaded), and the last step whose update its weights include.
-            It is called on the compute thread.
+            Called on the compute thread.
         most_cloned_bytes: maximum total size of the clones for several backup members, in bytes. Clones for a single
             backup member have no limit.
     """

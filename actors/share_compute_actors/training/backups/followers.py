@@ -84,7 +84,7 @@ class Follower:
         fail: called with an error, on the copy's own thread, when the copy has become unusable.
         quota: limits the space that all copies of this member take.
         batch_bytes: maximum size in bytes of the parameters and buffers that the primary clones in one call, without
-            optimizer state. A larger tensor is cloned alone.
+            optimizer state. A larger tensor is cloned separately.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Follower:
             self._compacting = self._submit(self._compact)
 
     def misfit(self, place: int, tensor: Tensor) -> str | None:
-        """Return what is wrong with a message (see `gradient_messages`), for display; None if the message is valid."""
+        """Return the defect of a message (see `gradient_messages`), as text; None if the message is valid."""
         if place == HEAD:
             return HEAD_SHAPE.misfit(tensor)
         buckets = None if self._outline is None else self._outline.buckets
@@ -287,7 +287,7 @@ class Follower:
         self._stopping.set()
 
     def close(self, after: Collection[Future[None]] = ()) -> Future[None] | None:
-        """Delete the copy and release its space, once the futures in ``after`` are done: their work reads the copy.
+        """Delete the copy and release its space, after the futures in ``after`` are done, which read the copy.
 
         Return a future of the deletion; None if the data is deleted already, or its deletion has begun earlier.
         """
@@ -296,7 +296,7 @@ class Follower:
         return released
 
     def begin_after(self, futures: Collection[Future[None]]) -> None:
-        """Do no later work of this copy before these futures are done."""
+        """Delay all later work of this copy until these futures are done."""
         self._own.submit(wait, futures)
 
     def _release_space(self, after: Collection[Future[None]] = ()) -> Future[None] | None:
@@ -353,7 +353,7 @@ class Follower:
         self._is_fetched = self._have.keys() == outline.sizes.keys() and bool(self._loss_scales)
 
     def _fetch(self, owner: Primary, stopping: threading.Event) -> None:
-        # If `_inherit` found all data on this machine, do not call the primary, which may be dead.
+        # If `_inherit` found all data on this machine, the primary is not called, because it may be dead.
         while not (self._is_fetched or stopping.is_set()):
             try:
                 self._fetch_missing(owner, stopping)
@@ -362,7 +362,7 @@ class Follower:
                 stopping.wait(_AGAIN_S)
             except Unavailable:
                 with suppress(StaleEpoch):
-                    owner.copy(self.shard, ())  # a call without names drops the primary's clones
+                    owner.copy(self.shard, ())  # a call without names only drops the primary's clones
                 raise
             else:
                 return
@@ -385,7 +385,7 @@ class Follower:
             copied = owner.copy(self.shard, ())  # a call without names drops the primary's clones
         except ContributorLost:
             if not self._outline.sizes:
-                raise  # the call had to return the loss scale, the only state of a shard without parameters
+                raise  # this call was needed for the loss scale, the only state of a shard without parameters
         else:
             if not self._outline.sizes:
                 self._loss_scales[copied.step] = copied.loss_scale
@@ -470,7 +470,7 @@ class Follower:
         """
         replayed = {name for name, have in self._have.items() if name in self._trained and have < step}
         for name in self._snapshot.names:
-            if parameter_of(name) not in replayed:  # `_replay` verifies replayed tensors when it reads them
+            if parameter_of(name) not in replayed:  # `_replay` verifies the other tensors when it reads them
                 self._snapshot.get(name)
         for each in range(self._floor + 1, step + 1):
             self._logs[each].verify()

@@ -58,7 +58,7 @@ def gradient_messages(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield the messages of a gradient, each with its index: the packed `GradientLogHeader`, then the buckets.
 
-    With a share of the optimizer's state, each bucket has the gradients of this share alone.
+    With a share of the optimizer's state, each bucket has only the gradients of this share.
     """
     own = gradients.own
     yield HEAD, GradientLogHeader(len(own), loss_scale, scale_before, rate_before).pack()

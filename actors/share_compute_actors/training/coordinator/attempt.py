@@ -103,7 +103,7 @@ class TrainingAttempt:
                 is_over = False
                 raise superseded() from failure
             if isinstance(failure, CompilerFailed):
-                # The open step mixes results of compiled code with none, so the members cannot continue eagerly.
+                # Some results of the open step are from compiled code, so the members cannot continue eagerly.
                 give_up_compiling(failure, step_log, self._report)
             if isinstance(failure, MembersLost):
                 topology = self._assignment.topology if group is None else group.topology
@@ -136,7 +136,7 @@ class TrainingAttempt:
         return Start(facts, solution, takeover.facts.runs, state, takeover, boundaries)
 
     def _boundaries(self, facts: ShardStoreFacts, solution: Solution) -> BoundaryCompression:
-        """Return the compression at boundaries, which stays the same for the whole job, and report it."""
+        """Return and report the compression at boundaries, which stays the same for the whole job."""
         wanted = self._assignment.spec.training.boundary_compression
         if not isinstance(wanted, PlannedBoundaryCompressionSpec):
             return wanted

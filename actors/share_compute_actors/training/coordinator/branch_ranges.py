@@ -49,7 +49,7 @@ _LONGEST_RETRY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A contribution that is complete, in a folder of the server or in parts."""
+    """A complete contribution, in a folder of the server or in parts."""
 
     folder: Path | None = None
     key: str = ""
@@ -99,7 +99,7 @@ class BranchRanges:
 
     def _send(self, number: int, state: TrainingState) -> Sent:
         branch = self._branch
-        # A start of the branch without its state may compute another contribution to the same round.
+        # If the branch restarts without its state, it may compute another contribution to the same round.
         key = f"{number:08}-{branch.number:04}-{self._assignment.attempt:06}-{branch.start:04}"
         first = [stage[0] for stage in self._conductor.membership.stages]
         names = self._group.ask(NAMES, first, "offer_contribution")
@@ -129,7 +129,7 @@ class BranchRanges:
             repeats += 1
 
     def _require_all(self, state: TrainingState) -> None:
-        """End the wait for a server of a range if members are lost, or if the attempt should end."""
+        """Stop waiting for a server of a range if members are lost, or if the attempt should end."""
         if self._connections.requests.cancelled.is_set():
             raise Cancelled
         if lost := self._group.check_members():
@@ -137,7 +137,7 @@ class BranchRanges:
         self._checkpoints.suspend_if_requested(state)
 
     def _received(self, server: RangeAddress, call: Any) -> ContributionPart | ShareComputeError | None:
-        """Return the part that a machine has, a defect of the contribution, or None if the machine was lost."""
+        """Return the part that a machine stored, or a defect of the contribution, or None if the machine was lost."""
         try:
             received = answered(RECEIVED, call, server.name)
         except StaleEpoch:  # a member was lost
@@ -177,7 +177,7 @@ class BranchRanges:
         return self._actors[server.actor]
 
     def sources(self, update: BranchUpdate) -> RangesOfUpdate | None:
-        """Return the machines from which members load an update; None if they load it from the server."""
+        """Return the machines from which members load an update; None if members load it from the server."""
         found = []
         for server in update.servers:
             actor = self._actor(server)

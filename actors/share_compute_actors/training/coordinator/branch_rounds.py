@@ -101,13 +101,13 @@ class BranchRounds:
         if self._policy.overlapping:
             self._ask_all(NOTHING, "end_round", base)
             self._renew_copies(state)
-        # If a member has merged, the merge was interrupted, and the contribution has arrived.
+        # If a member has merged, the merge was interrupted after the contribution had arrived.
         self._send(base + 1, state, contributed, has_arrived=max(versions) > base)
 
     def _send(
         self, number: int, state: TrainingState, contributed: Callable[[], None], *, has_arrived: bool
     ) -> None:
-        """Send the contribution to a round to the place where it is merged, and report it to the synchronizer."""
+        """Send the contribution to a round to the place of its merge, and report it to the synchronizer."""
         if self._policy.ranges == 0:
             folder = f"contributions/{number:08}"
             if not has_arrived:
@@ -119,7 +119,7 @@ class BranchRounds:
         self._report(number, sent, state)
 
     def _leave_out(self, step: int, version: int) -> None:
-        """End a round whose merge all members have: an earlier coordinator ended then, or they began with a version."""
+        """End a round whose merge all members have, because a coordinator ended or they began with a version."""
         self._step_log.end_merge(step)
         if self._policy.keeps_own_weights and self._branch.number == 0:
             aggregator = aggregator_of(self._folder / "rounds", self._training)
@@ -162,7 +162,7 @@ class BranchRounds:
             try:
                 ask(ranges=sources)
             except ContributorLost:
-                sources = None  # a machine was lost; members that have the update ignore it
+                sources = None  # a machine was lost; members that already have the update ignore it
         if sources is None:
             ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(update.folder)))
             ask()
@@ -184,11 +184,11 @@ class BranchRounds:
         return self._open is not None
 
     def is_due(self, step: int) -> bool:
-        """Return whether the open merge has to be applied after a step, because the overlap ends."""
+        """Return whether the open merge must be applied after a step, because the overlap ends."""
         return self._open is not None and step >= self._open[0] + self._policy.overlapping
 
     def _renew_copies(self, state: TrainingState) -> None:
-        # Backup copies lack the change of the merge, and following steps would be added to the old weights.
+        # Backup copies lack the change of the merge, so later steps would be added to the old weights.
         self._ask_all(NOTHING, "restart_copies")
         self._protection.lose_copy(state.step)
         self._protection.reform(self._conductor.membership)

@@ -54,9 +54,9 @@ class CheckpointManager:
     """Saves the model of a job through the shard store, one folder at a time.
 
     At a pause, the first member of each stage takes a snapshot. For a checkpoint, all members with a share of the
-    optimizer's state do, the first one also of the weights. The shard store then fetches the snapshots
-    and writes them. Training continues meanwhile if all snapshots are copies of the shards. All methods must
-    be called on the thread that runs the attempt.
+    optimizer's state take one; only the first also includes the weights. The shard store then fetches the snapshots and
+    writes them. Training continues meanwhile if all snapshots are copies of the shards. All methods must be called on
+    the thread that runs the attempt.
 
     Args:
         shard_store: the shard store's actor, which writes the folders.
@@ -134,7 +134,7 @@ class CheckpointManager:
             raise suspended(f"after step {state.step}")
 
     def contribute(self, folder: str, state: TrainingState) -> None:
-        """Save what the branch contributes to a merge; raise the same errors as `checkpoint`.
+        """Save the branch's contribution to a merge; raise the same errors as `checkpoint`.
 
         Args:
             folder: path of the folder, relative to the job's folder.

@@ -17,8 +17,8 @@ def choose_computation(
 ) -> None:
     """Choose compiled or eager code for the new members of an attempt, unless an earlier attempt has chosen it.
 
-    The choice is in the step log, so members that replace others compute the same bits. If machines of a later attempt
-    cannot compile, the job continues with eager code.
+    The choice is in the step log, so replacement members compute the same bits. If machines of a later attempt cannot
+    compile, the job continues with eager code.
 
     Members of an earlier attempt must not be asked: they know the choice, and may wait for a lost member until the next
     epoch begins.

@@ -259,7 +259,7 @@ class Conductor:
                 self._lose(loss.workers)
 
     def _leave_out_an_end(self, cut: LinksCut, membership: Membership) -> None:
-        """Continue without a member that is an end of every cut link; if impossible, let `_form` raise ``cut``."""
+        """Continue without a member that is at one end of every cut link; if impossible, let `_form` raise ``cut``."""
         can_lose_one = (
             self._machine.phase == "stepping"
             and self._changes.protection.is_protected
@@ -270,7 +270,7 @@ class Conductor:
         )
         end = self._planner.dispensable(cut.pairs) if can_lose_one else None
         if end is None:
-            self._cut = cut  # `_form` raises it, unless a member is lost first
+            self._cut = cut  # `_form` raises this error, unless a member is lost first
             self._handle(Assemble(self._group.workers))
             return
         self._report_cut(cut)
@@ -308,11 +308,12 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch)):
             if message.details.get("rank"):
                 self._note(f"{self._group.name(worker)}: {message.message}")
-            # Otherwise the sender waited for another member. The failure detector finds out whether that one is lost.
+            # Otherwise the sender waited for another member, and the failure detector checks whether that member is
+            # lost.
             return
         if isinstance(message, NoCopy):
             if self._membership is not None and self._membership.backups.get(message.owner) == worker:
-                # If the copy was lost in an older epoch, the member has begun another copy since then.
+                # If the copy was lost in an older epoch, the member has begun a new copy since then.
                 is_current = message.epoch == self._membership.epoch
                 self._changes.recopying.lost(
                     worker, lacks_space=message.lacks_space, is_restarted=not is_current
@@ -334,7 +335,8 @@ class Conductor:
     def _take(self, worker: Worker, message: ToCoordinator, figures: StepFigures | None) -> None:
         if figures is not None:
             known = self._figures.setdefault(worker, figures)
-            if figures.targets > known.targets:  # reported again, because the member moved to the last stage
+            # reset, because a member that moved to the last stage may report this again
+            if figures.targets > known.targets:
                 self._figures[worker] = replace(known, targets=figures.targets)
         if isinstance(message, Broken) and message.epoch == self._machine.epoch:
             self._changes.is_broken = True

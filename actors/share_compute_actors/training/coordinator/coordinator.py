@@ -103,7 +103,7 @@ class Coordinator(AttemptActor):
 
         Args:
             actor: name of its actor.
-            reason: what it answered, for the user.
+            reason: its answer, for the user.
         """
         self._branch_mail.accused.put((actor, reason))
 
@@ -118,7 +118,7 @@ class Coordinator(AttemptActor):
 
     @ray.method(concurrency_group="mail")
     def exchanged(self, report: str) -> None:
-        """Report what the members of a branch sent and received.
+        """Report the bytes that the members of a branch sent and received.
 
         Args:
             report: a `TrafficMeasured` as JSON.

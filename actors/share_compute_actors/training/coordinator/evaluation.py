@@ -71,17 +71,17 @@ class Evaluation:
         self._shows_merged = False
 
     def show_merged(self, folder: Path | None) -> None:
-        """Evaluate other weights than those that are trained, until the next step.
+        """Evaluate weights other than the trained ones until the next step.
 
         Args:
-            folder: the merged weights of all branches on the server; None: the weights that are trained.
+            folder: the merged weights of all branches on the server; None for the trained weights.
         """
         self._shows_merged = folder is not None
         if folder is not None:
             ask_shard_store(NOTHING, self._shard_store.use_update.remote(str(folder)))
 
     def _load_merged(self, step: int) -> None:
-        """Have all members load the merged weights, if these are evaluated; members that have them do nothing."""
+        """Make all members load the merged weights, if these are evaluated; members that have them do nothing."""
         if self._shows_merged:
             workers = self._conductor.membership.everybody
             calls = {worker: self._group.handle(worker).show_merged.remote(step) for worker in workers}
@@ -90,8 +90,8 @@ class Evaluation:
     def figures(self, split: Literal["validation", "test"], step: int) -> Figures:
         """Compute, report and return the metrics of a split; its mean loss is called ``validation_loss``.
 
-        With several tasks, the metrics of each have its name before theirs, and ``validation_loss`` is their mean loss
-        by weight. Tasks without samples in the split have none.
+        With several tasks, names of metrics begin with the task's name, and ``validation_loss`` is the weighted mean
+        loss. Tasks without samples in the split have none.
 
         Raises:
             NotFinite: the loss is not finite.
@@ -137,7 +137,7 @@ class Evaluation:
     def _evaluate_some(
         self, split: Literal["validation", "test"], step: int, chunk: list[int], width: int | None, task: int
     ) -> list[EvaluationResult]:
-        """Return the results of some microbatches, which have ``width`` scores per sample; None: the same for all."""
+        """Return the results of some microbatches with ``width`` scores per sample; None keeps the number of scores."""
         membership = self._conductor.membership
         self._load_merged(step)
         most_outputs = MOST_SCORES // self._facts.task_sizes[task][split]

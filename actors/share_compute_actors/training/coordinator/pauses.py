@@ -10,7 +10,7 @@ from share_compute_actors.training.shard_store import TrainingState
 
 
 class MissedWork(Enum):
-    """Work after the last step of an earlier attempt, which has to be repeated before the first step."""
+    """Work after the last step of an earlier attempt that must be repeated before the first step."""
 
     pause = "pause"
     """All work of the pause: merges, validation, sample texts and a checkpoint, each if it is due."""
@@ -19,12 +19,12 @@ class MissedWork(Enum):
 
 
 class Pauses:
-    """Decides after which steps training pauses, and what work is due.
+    """Decides after which steps training pauses, and which work is due then.
 
     Args:
         training: training settings of the job.
         sizes: number of samples, by split.
-        is_first_branch: whether this attempt evaluates the model, which other branches have as well.
+        is_first_branch: whether this attempt evaluates the model, which other branches hold, too.
     """
 
     def __init__(self, training: TrainingSpec, sizes: Mapping[str, int], *, is_first_branch: bool) -> None:
@@ -67,7 +67,7 @@ class Pauses:
         Args:
             state: training state after the last committed step.
             has_trained: whether the weights include steps of this attempt's members.
-            is_merging: whether a merge after this step was begun and not ended, or is due.
+            is_merging: whether a merge after this step was begun but not finished, or is due.
         """
         step, policy = state.step, self._training.rounds
         is_done = step == self._training.steps and all(validated < step for validated, _ in state.validations)
@@ -75,8 +75,8 @@ class Pauses:
             return MissedWork.pause
         # A checkpoint may have been saved before the validation after its step, e.g. because machines were cut off.
         is_due = self.validates_after(step) and all(each != step for each, _ in state.validations)
-        # The weights may be a merged version. Its round is over, so the branch must not contribute again. Weights that
-        # a branch keeps are not the merged ones, which are validated.
+        # The weights may be a merged version. Then the round is over, and the branch must not contribute again. If
+        # branches keep their own weights, they are not the merged weights, and validations use the merged ones.
         if is_due and not (policy is not None and policy.keeps_own_weights):
             return MissedWork.validation
         return None

@@ -1,4 +1,4 @@
-"""The plan with which an attempt begins, if it does not take over members of an earlier one."""
+"""The first plan of an attempt that does not take over members of an earlier attempt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Notes(Protocol):
 
 
 def plan_attempt(assignment: Assignment, facts: ShardStoreFacts, topology: Topology, note: Notes) -> Solution:
-    """Plan a job. If the plan that the job pins no longer holds, and the job has run before, plan it without that plan.
+    """Plan a job. If the job has run before and its pinned plan no longer holds, ignore the pinned plan.
 
     Args:
         assignment: the attempt.
@@ -36,7 +36,8 @@ def plan_attempt(assignment: Assignment, facts: ShardStoreFacts, topology: Topol
     spec, pinned = assignment.spec, assignment.spec.parallelism.plan
     if facts.microbatches is not None:
         spec = spec.with_microbatches(facts.microbatches)
-    elif pinned is not None:  # also if the plan does not hold, so that a later attempt can use it
+    # called even if the plan does not hold, so that a later attempt can use the timings
+    elif pinned is not None:
         spec = spec.with_microbatches(pinned.microbatches)
     if facts.boundaries is not None:
         spec = spec.with_boundaries(facts.boundaries)

@@ -180,7 +180,7 @@ class TrainingProgress:
         return found or None
 
     def _rate(self, step: int) -> float | None:
-        """Return the learning rate of a step, if it depends on validations; None if it follows from the step alone."""
+        """Return the learning rate of a step, if it depends on validations; None if it depends only on the step."""
         if self._plateau is None:
             return None
         return self._plateau.rate * (self._scheduled(step) / self._training.optimizer.learning_rate)

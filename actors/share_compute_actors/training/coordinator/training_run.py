@@ -75,7 +75,7 @@ class TrainingRun(Listener):
         self._report = report
         self._training = spec.training
         layout = spec.parallelism
-        # A catch-up replica copies the whole state of one member, and here each member has a share of it.
+        # A catch-up replica copies the whole state of one member, but here each member has only a share of the state.
         can_shadow = layout.backups and not layout.shares_optimizer
         self._changes = Changes(
             group, requests, report, can_shadow=can_shadow, quarantined=step_log.quarantined()
@@ -162,14 +162,14 @@ class TrainingRun(Listener):
             self._report(Note(message=message))
 
     def _report_traffic(self, event: TrafficMeasured) -> None:
-        """Report the traffic of all branches as events of the job, because each branch has machines of its own."""
+        """Report the traffic of all branches as events of the job, because each branch has its own machines."""
         if self._synchronizer is None:
             self._report(event)
         else:
             self._synchronizer.exchanged.remote(event.model_dump_json())
 
     def _contributed(self) -> None:
-        """Add up the traffic of a round. After the last merge the first branch may end the job, so report it before."""
+        """Add up the traffic of a round. The last merge may end the job, so report the traffic before it."""
         step = self._progress.state.step
         self._traffic.observe(self._conductor.at_pause(self._group.ask_statuses), step)
         if step == self._training.steps:
@@ -268,7 +268,7 @@ class TrainingRun(Listener):
 
     @property
     def _is_first_branch(self) -> bool:
-        """Whether this attempt saves the result and evaluates the model, which other branches have as well."""
+        """Whether this attempt saves the result and evaluates the model, which the other branches hold, too."""
         branch = self._assignment.branch
         return branch is None or branch.number == 0
 
@@ -296,7 +296,7 @@ class TrainingRun(Listener):
 
     @contextmanager
     def _saving_when_cut(self) -> Iterator[None]:
-        """When the context raises `LinksCut`, save a checkpoint unless no step followed the starting state."""
+        """When the context raises `LinksCut`, save a checkpoint if any step followed the starting state."""
         try:
             yield
         except LinksCut:

@@ -41,7 +41,7 @@ class CompilesLayers:
         """Compile the layers of the shard, and return the times of a microbatch with eager and with compiled code.
 
         Raises:
-            CompilerFailed: the layers cannot be compiled, or compute other numbers.
+            CompilerFailed: the layers cannot be compiled, or their results differ.
             ShardStoreLost: the shard store, which has the samples, died.
         """
         return self._engine.order(self._compare)
@@ -80,7 +80,7 @@ class CompilesLayers:
         """Check that this machine can compile layers.
 
         Raises:
-            CompilerFailed: it cannot.
+            CompilerFailed: this machine cannot compile layers.
         """
         require_compiler(self._setup.name, self._setup.device)
 
@@ -91,7 +91,7 @@ class CompilesLayers:
         return runner.compiled
 
     def _cases(self, runner: Runner, step: int) -> list[TrainingCase]:
-        """Return a microbatch of each task; random numbers stand for activations."""
+        """Return a microbatch of each task, with random numbers in place of activations."""
         training, stage = self._setup.training, runner.stage
         keys = [(training.seed, step, microbatch) for microbatch in range(len(stage.objectives))]
         if stage.shard.is_first:

@@ -290,7 +290,7 @@ class TrainingEngine(ComputeThread):
         self._handle(Misfit(self.channel.epoch, source, rejected.of_protocol, what, is_certain))
 
     def _take_log(self, channel: Channel, label: WireLabel, tensor: Tensor) -> None:
-        """Store one message of a primary's gradient; acknowledge the gradient once all its messages are here."""
+        """Store one message of a primary's gradient; acknowledge the gradient once all its messages have arrived."""
         followed = self.copies.take(label, tensor)
         if followed is not None:
             self._outbox.acknowledge(channel, followed, label)
@@ -362,7 +362,7 @@ class TrainingEngine(ComputeThread):
             runner.forward(step, microbatch, entering, keeps_graph=effect.has_backward)
             return
         membership, incoming = self._machine.membership, self._incoming(step, microbatch)
-        held = None  # after a halt there is no membership, and no other member would join a reduction
+        held = None  # after a halt there is no membership, and no other member would join the reduction
         if effect.is_last and membership is not None and reduces_inside:
             held = self._sums_held(membership, step)
         runner.backward(microbatch, incoming, adds=effect.adds, holders=held)
@@ -371,7 +371,7 @@ class TrainingEngine(ComputeThread):
         """Compute cells of slices, together with the other members of the stage."""
         runner, step, membership = self._runner, effect.step, self._machine.membership
         assert isinstance(runner, SliceRunner)
-        if membership is None:  # halted meanwhile: no other member would take part
+        if membership is None:  # the member was halted meanwhile: no other member would take part
             raise ContributorLost(
                 "the epoch of these slices is over", hint="no action needed: the next epoch begins"
             )
@@ -461,7 +461,7 @@ class TrainingEngine(ComputeThread):
         """Send the reduced gradient to a backup member or catch-up replica."""
         membership = self._machine.membership
         if membership is None:
-            return  # halted meanwhile: the next epoch determines the receiver
+            return  # the member was halted meanwhile: the next epoch determines the receiver
         assert self.channel is not None
         self._tie(membership, log.step)
         self.copier.require_still()
@@ -491,7 +491,7 @@ class TrainingEngine(ComputeThread):
             return
         runner, membership = self._runner, self._machine.membership
         if membership is None:
-            return  # halted meanwhile: the message belongs to an epoch that is over
+            return  # the member was halted meanwhile: the message belongs to an epoch that is over
         self._tie(membership, message.step)
         spent = self._clock.read()
         figures = StepFigures(
@@ -501,7 +501,7 @@ class TrainingEngine(ComputeThread):
             layer_timings=runner.layer_timings(message.step),
         )
         # After a restart of a step, digests are compared with earlier digests, even in a stage of one member.
-        has_whole = runner.gradients.share.total == 1  # members with different shares have nothing to compare
+        has_whole = runner.gradients.share.total == 1  # members with different shares cannot compare digests
         is_compared = has_whole and (self.group is not None or self._machine.generation > 0)
         prepared = replace(
             message,

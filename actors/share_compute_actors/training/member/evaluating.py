@@ -23,7 +23,7 @@ def evaluated(outputs: Tensor, targets: Tensor, objective: Objective, most_outpu
         outputs: outputs of the model, ``[batch, ...]``.
         targets: targets of the samples; see `loss_sum`.
         objective: task and loss.
-        most_outputs: number of outputs of a classifier up to which they are returned for each sample.
+        most_outputs: maximum number of a classifier's outputs that are returned for each sample; more are left out.
     """
     loss, count = float(loss_sum(outputs, targets, objective)), target_count(targets, objective)
     if objective.task == "language_model":
@@ -49,7 +49,7 @@ def evaluated(outputs: Tensor, targets: Tensor, objective: Objective, most_outpu
 
 
 class Evaluates:
-    """Mixin of a runner that computes evaluations, with the weights that are trained or with merged ones."""
+    """Mixin of a runner that computes evaluations, with the trained weights or with merged ones."""
 
     stage: Stage
     parameters: dict[str, Parameter]
@@ -71,12 +71,12 @@ class Evaluates:
 
     @property
     def shown_step(self) -> int | None:
-        """Step after which `show_merged` was called; None if evaluations use the weights that are trained."""
+        """Step after which `show_merged` was called; None if evaluations use the trained weights."""
         return None if self._merged is None else self._merged[0]
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Let the parameters have the weights for evaluations."""
+        """Set the parameters to the weights for evaluations inside the context."""
         self.stage.module.eval()
         self._exchange_merged()
         try:
@@ -99,7 +99,7 @@ class Evaluates:
         targets: Mapping[int, Tensor],
         most_outputs: int,
     ) -> dict[int, EvaluationResult]:
-        """Run microbatches forward only; return the results of each at the last stage, and nothing at other stages.
+        """Run microbatches forward only; return their results at the last stage, and nothing at other stages.
 
         Args:
             own: ids of the microbatches, in order.
@@ -107,7 +107,7 @@ class Evaluates:
                 the previous stage.
             leaving: receives each microbatch and its output, except at the last stage.
             targets: targets by microbatch; used only at the last stage.
-            most_outputs: number of outputs of a classifier up to which they are returned for each sample.
+            most_outputs: maximum number of a classifier's outputs that are returned for each sample; more are left out.
         """
         found: dict[int, EvaluationResult] = {}
         for microbatch in own:

@@ -49,9 +49,9 @@ def build_runner(
     Raises:
         ContributorLost: this process sees no GPU, or a different GPU than the measured one; or a rank was lost.
         PlanInfeasible: the shard does not fit into this machine's memory.
-        UserError: boundaries are compressed, and the model does not say how many numbers pass them; or sums of
-            gradients are compressed or the optimizer's state is shared, and the member computes on a GPU; or the ranks
-            can divide none of the layers.
+        UserError: boundaries are compressed, and the size of their tensors does not follow from the model; or the
+            member computes on a GPU, and gradient sums are compressed or the optimizer's state is shared; or the ranks
+            can divide no layer.
     """
     torch.set_num_threads(setup.own_threads)
     if setup.training.compresses_sums and KINDS[setup.device].is_gpu:

@@ -358,7 +358,7 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         """Take a snapshot of this shard, which the shard store then fetches with `piece`.
 
         Args:
-            place: index of the snapshot among all of the folder.
+            place: index of the snapshot among all snapshots of the folder.
             kind: whether the folder is a checkpoint, an artifact or a contribution.
             copies: whether training is to continue during the fetch.
 
@@ -376,7 +376,7 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         copy: dict[str, dict[str, Tensor]] | None = None
         if copies:
             with passing_through():
-                # The payloads of a contribution are no part of the shard.
+                # The payloads of a contribution are not part of the shard.
                 copy = parts if kind == "contribution" else copied(parts, self._setup.lent_bytes)
         self._pieces = Pieces(parts if copy is None else copy, place)
         return copy is not None
@@ -423,7 +423,7 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
     @ray.method(concurrency_group="pieces")
     @answers(NOTHING)
     def release_snapshot(self) -> None:
-        """Drop the snapshot, which will not be fetched any more."""
+        """Drop the snapshot, which will no longer be fetched."""
         self._pieces = None
 
     @ray.method(concurrency_group="control")

@@ -76,12 +76,12 @@ class MergesBranches:
     @ray.method(concurrency_group="orders")
     @answers(NOTHING)
     def end_round(self, base: int) -> None:
-        """Keep the weights as those at the end of the round; training then goes on while the round is merged.
+        """Keep a copy of the weights at the end of the round; training then continues while the round is merged.
 
         The member's backup copies become outdated. Call `restart_copies` after this was called on all members.
 
         Args:
-            base: version with which the round began.
+            base: initial version of the round.
         """
         self._engine.order(partial(self._end_round, base))
 
@@ -103,7 +103,7 @@ class MergesBranches:
             version: version that the update makes.
             before: version of the weights to which the update is added.
             closes_round: whether the update ends the open round of this branch.
-            ranges: machines that have the update; None to load what the shard store has open.
+            ranges: machines that have the update; None to load the update that the shard store has open.
 
         Raises:
             ContributorLost: data arrived damaged in every attempt, or a machine with a range was lost or sent wrong
@@ -138,7 +138,7 @@ class MergesBranches:
     def show_merged(self, step: int) -> None:
         """Load the merged weights that the shard store has open, for evaluations until the next step is trained.
 
-        Do nothing if they are loaded.
+        Do nothing if they are already loaded.
 
         Args:
             step: number of the last step that was applied.

@@ -53,7 +53,7 @@ class Outbox:
         ):
             return
         self._send_log(channel, log, stage, runner, is_repeated=is_repeated)
-        # An upload limit may delay the messages, so the time counts from the last one.
+        # An upload limit may delay the messages, so the time counts from the last message.
         self._given[log.holder] = channel.epoch, log.step, time.monotonic()
 
     def _send_log(self, channel: Channel, log: Log, stage: int, runner: Runner, *, is_repeated: bool) -> None:
@@ -73,7 +73,7 @@ class Outbox:
         """Acknowledge to the primary that its gradient of a step has arrived at this member."""
         label = WireLabel("train", log.step, "logged", followed.place, log.stage)
         channel.send(followed.owner, label, torch.zeros(1))
-        # A catch-up replica applies no steps, so its records of received tensors are dropped only here.
+        # A catch-up replica applies no steps, so only this line drops its records of received tensors.
         channel.forget(log.step - 1)
 
     def misses(self, channel: Channel) -> bool:

@@ -59,10 +59,10 @@ class Passing:
             me: this member.
             split: the split that the microbatches belong to.
             step: number of the last step that was applied.
-            microbatches: ids of the microbatches. The members of a stage take them in turn.
+            microbatches: ids of the microbatches. They are distributed among the members of a stage in turn.
             stage: index of this member's stage.
             stages: members of each stage.
-            most_outputs: number of outputs of a classifier up to which they are returned for each sample.
+            most_outputs: maximum number of a classifier's outputs that are returned for each sample; more are left out.
             task: index of the task that the microbatches belong to.
 
         Raises:

@@ -63,12 +63,12 @@ class RankStage(StrictModel):
 
 
 class Ranks(RankProcesses):
-    """The other ranks of a member that trains, started at the first use.
+    """The other ranks of a training member, started at the first use.
 
     Args:
         count: as in `RankProcesses`.
-        threads: as in `RankProcesses`. The member has all of them while the others wait, or on several devices those of
-            its own.
+        threads: as in `RankProcesses`. The member uses all threads while the others wait, or only those of its own
+            device if there are several.
         deadline_s: as in `RankProcesses`.
         on_lost: as in `RankProcesses`.
         operators: how the ranks divide the operators of a layer.
@@ -161,7 +161,7 @@ class Ranks(RankProcesses):
             self.wait(START_S)
             with self.computing():
                 self._mesh = _join(0, self.count, folder, self.deadline_s)
-            self.wait(START_S)  # the last rank reads the file after this one has joined
+            self.wait(START_S)  # the last rank may read the file after this rank has joined
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return self._mesh
@@ -191,7 +191,7 @@ class _StageFollowers(NamedTuple):
 
 
 def _join(rank: int, count: int, folder: str, deadline_s: float) -> DeviceMesh:
-    """Return the mesh of all ranks, which meet at a file."""
+    """Return the mesh of all ranks, which they form by meeting at a file."""
     join_process_group("cpu", rank, count, Path(folder), deadline_s)
     return init_device_mesh("cpu", (count,))
 

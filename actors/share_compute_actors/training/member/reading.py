@@ -100,7 +100,7 @@ class GivesState:
         """Return the stored names of parameters and persistent buffers that have the last update, encoded by `answers`.
 
         After a failed exchange of weights, a member with a share of the optimizer's state may lack updates of the other
-        shares, so only the parameters of its own share and those that are not trained are named.
+        shares, so only the parameters of its own share and untrained parameters are returned.
         """
         return self._own_state.inventory(shard)
 

@@ -90,7 +90,7 @@ class Runner(Evaluates):
         self._operations = operations(self._device)
         self.parameters = stage.parameters()
         fusion = training.communication_fusion
-        # Members of other stages get the sum of the tied parameter from the first member of this stage.
+        # Members of other stages receive the sum of the tied parameter from the first member of this stage.
         first = () if tied is None else (tied,)
         own_fusion = fusion.allreduce if share.total == 1 else fusion.reducescatter
         self.gradients = GradientBuckets(self.parameters, tree, own_fusion, share, first)
@@ -195,7 +195,7 @@ class Runner(Evaluates):
             self._merged = None
         self.stage.module.train()
         self.stage.prepare_cell(self._training.seed, step, microbatch)
-        # Compiled code without a graph could differ in bits from that with one.
+        # Compiled code without a graph could give other bits than compiled code with a graph.
         without_graph = nullcontext() if self._is_compiled else torch.no_grad()
         with self._timed("forward") if keeps_graph else without_graph:
             outputs = self.stage.forward(entering)
@@ -260,7 +260,7 @@ class Runner(Evaluates):
     def finish_cell(self) -> None:
         """Wait until a GPU has computed the last cell, so that clocks include its work.
 
-        If reductions have begun, do not wait: they end only when the stage's other members take part.
+        If reductions have begun, do not wait: they end only when the stage's other members join.
         """
         if not self._reductions:
             self._operations.synchronize()
@@ -275,7 +275,7 @@ class Runner(Evaluates):
         return self._own_tied if cargo == "tied" else self._kept.get((cargo, microbatch))
 
     def encoded(self, cargo: str, tensor: Tensor) -> Tensor:
-        """Return a kept tensor as it is sent: compressed, if the job compresses what crosses this boundary."""
+        """Return a kept tensor in the form that is sent: compressed, if the job compresses this boundary."""
         if cargo == "tied":
             return tensor
         shard, compression = self.stage.shard, self._training.boundary_compression
@@ -489,8 +489,8 @@ class Runner(Evaluates):
 
         Args:
             step: number of the step.
-            scale: factor of the gradient, after division by the loss scale; `SKIPPED` leaves the weights as they are.
-            rate: learning rate; None if it follows from the step alone.
+            scale: factor of the gradient, after division by the loss scale; `SKIPPED` leaves the weights unchanged.
+            rate: learning rate; None if it depends only on the step.
 
         Raises:
             UserError: no loss scale makes the gradients finite.
@@ -511,7 +511,7 @@ class Runner(Evaluates):
         self.discard()
 
     def update_of(self, step: int) -> tuple[float | None, float | None]:
-        """Return update factor and given learning rate of ``step``; each None unless it is the last applied step."""
+        """Return the update factor and the given learning rate of ``step``; both None unless it was applied last."""
         return self._last_applied[1:] if self._last_applied[0] == step else (None, None)
 
     def discard(self) -> None:
@@ -526,7 +526,7 @@ class Runner(Evaluates):
     def spoil(self) -> None:
         """Drop the gradient sums and losses after a failed reduction; tensors for other stages stay."""
         self._reductions.clear()
-        self._losses.clear()  # members that compute these microbatches again get new losses
+        self._losses.clear()  # members that recompute these microbatches report new losses
         self._own_tied = None
         self.gradients.spoil()
 

@@ -25,7 +25,7 @@ class SliceRunner(Runner):
         """Begin to compute slices with these members.
 
         Args:
-            holders: rank of the member that has each slice.
+            holders: rank of the member of each slice.
         """
         own = [index for index, rank in enumerate(holders) if rank == self._rank]
         group, self._slices = self._group, len(holders)
@@ -71,12 +71,12 @@ class SliceRunner(Runner):
     def find_nonfinite(
         self, step: int, place: int, microbatch: int, entering: Tensor, incoming: Tensor | None
     ) -> NonFiniteValue | None:
-        """Return None: a slice cannot be computed again without the others."""
+        """Return None, because a slice cannot be recomputed without the other slices."""
         del step, place, microbatch, entering, incoming
         return None
 
     def _timed(self, way: Literal["forward", "backward"]) -> AbstractContextManager[None]:
-        # Several slices of this member take turns inside their layers.
+        # Several slices of this member alternate inside their layers.
         return super()._timed(way) if self._ring.is_single else nullcontext()
 
 

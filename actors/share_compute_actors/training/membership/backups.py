@@ -19,8 +19,8 @@ def backups_of(
 ) -> dict[Worker, Worker]:
     """Choose a backup member for each member that alone holds some state; return the backup members by primary.
 
-    In a stage whose members keep shares of the optimizer's state, each share is backed up by the next member, so that
-    no member keeps two copies of one stage. Members with devices of one kind follow each other.
+    In a stage whose members keep shares of the optimizer's state, the next member backs up each share, so that no
+    member keeps two copies of one stage. Members are ordered by kind of device.
 
     A member that no other member can reach gets no backup. Candidates are compared by these criteria, in order:
 

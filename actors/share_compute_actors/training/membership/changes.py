@@ -256,7 +256,7 @@ class Changes:
         lacking = joining.lacking(usable)
         if not lacking:
             return joining.needs_epoch(usable, membership, None if offer is None else offer.answers)
-        # Some of the plan's machines left, did not join, or belong to another job now.
+        # Some of the plan's machines left, did not join, or now belong to another job.
         self._drop(joining, f"the job cannot have {joining.names(lacking)}")
         return self._release_abandoned(membership)
 
@@ -305,7 +305,8 @@ class Changes:
         """
         with self._lock:
             expected = frozenset(membership.everybody) - frozenset(membership.workers)
-            if self._given_up and not expected:  # the event has the reason, so no `ReplanAbandoned` follows
+            # the event includes the reason, so no `ReplanAbandoned` follows
+            if self._given_up and not expected:
                 self._given_up, self._was_given_up = "", True
             if self._joining is not None:
                 expected |= self._joining.machines - set(membership.workers)

@@ -295,7 +295,7 @@ def standing(membership: Membership, solution: Solution) -> Solution:
 
 
 def computed_again(before: Membership, after: Membership, reports: Collection[Report]) -> int:
-    """Return the number of microbatches of the open step that are computed again; 0 if no member has results.
+    """Return the number of microbatches of the open step that are recomputed; 0 if no member has results.
 
     Args:
         before: membership of the previous epoch.

@@ -1,6 +1,6 @@
 """Prepares a better plan while training continues: starts members on added machines, and copies layers in advance.
 
-1. The job reports the plan. The report also asks for the machines that the plan adds.
+1. The job reports the plan. The report also requests the machines that the plan adds.
 2. The control plane grants these machines, and the job starts members there.
 3. If the plan gives a member layers that it does not hold, to train or to back up, the member becomes a catch-up
    replica. In each stage that has some of these layers, it shadows one member. It receives this member's shard

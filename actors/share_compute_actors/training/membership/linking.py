@@ -32,11 +32,11 @@ class MemberLinks:
 
         Args:
             membership: membership of the epoch.
-            plan: the plan that the epoch carries out; it says by which algorithm each stage sums its gradients.
+            plan: the plan that the epoch carries out; it sets the algorithm by which each stage sums its gradients.
 
         Raises:
             MembersLost: members died during the call.
-            ContributorLost: the job asks for direct links, and a direct link does not work; or a process group was not
+            ContributorLost: the job requests direct links, and a direct link does not work; or a process group was not
                 formed in time.
             LinksCut: members that must communicate cannot reach each other.
             StaleEpoch: a later epoch has begun, or a message between members was lost.

@@ -200,9 +200,9 @@ class MembershipPlanner:
     ) -> Form:
         """Return an epoch of the members in `able`.
 
-        Members keep their shards if each stage has a member left and `Resharder.is_torn` is False. Otherwise the job
-        is planned again, and members load the shards that they lack. If the shares of the optimizer's state of a stage
-        change, its members load their new shares, if they have the memory for these.
+        Members keep their shards if each stage has a member left and `Resharder.is_torn` is False. Otherwise the job is
+        planned again, and members load the shards that they lack. If the shares of the optimizer's state of a stage
+        change, its members load their new shares, if they have enough memory.
         """
         is_whole = all(not able.isdisjoint(stage) for stage in before.stages)
         if is_whole and not self._resharder.is_torn:

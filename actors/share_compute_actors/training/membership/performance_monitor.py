@@ -109,7 +109,7 @@ class PerformanceMonitor:
         trace: TracebackType | None,
     ) -> None:
         with self._lock:
-            self._over = True  # a search that still runs must not propose a plan any more
+            self._over = True  # a search that still runs must no longer propose a plan
 
     def reform(self, solution: Solution, *, are_lost: bool = False) -> None:
         """Restart the measurement for a new epoch, because older step times are not comparable.

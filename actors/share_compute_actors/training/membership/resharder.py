@@ -188,7 +188,7 @@ class Resharder:
         """Return the sources of all parameters of a job whose members keep shares of the optimizer's state.
 
         The source of a share is a member that holds it, otherwise a member that keeps a backup copy. If a share has
-        neither, and step `first_step` is not committed, return None: all shares come from the beginning of the job.
+        neither, and step `first_step` is not committed, return None: all shares then come from the job's initial state.
 
         Raises:
             ContributorLost: a share has no source, and step `first_step` is committed.
@@ -201,7 +201,8 @@ class Resharder:
             copy = self._copy(part, committed, updates, workers)
             if copy is not None:
                 found[part] = copy
-        # After a failed `adopt`, members hold shares of two divisions of the same layers. One whole division is enough.
+        # After a failed `adopt`, members may hold shares of two divisions of the same layers. One complete division is
+        # enough.
         divisions = {part._replace(number=0) for part in found}
         whole = [
             one for one in divisions if all(one._replace(number=each) in found for each in range(one.total))
@@ -215,7 +216,7 @@ class Resharder:
         return None if lost else list(found.values())
 
     def _nearest(self, worker: Worker, sources: list[Source] | None) -> Sources | None:
-        """Return these sources, with the member's own shard first, so that no data of it is sent."""
+        """Return these sources with the member's own shard first, so that data in this shard is not sent."""
         if sources is None:
             return self._group.beginning
         return self._group.inventory(

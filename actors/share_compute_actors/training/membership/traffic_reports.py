@@ -14,12 +14,12 @@ _PERIOD_S = 60.0
 
 
 class TrafficReports:
-    """Adds up what members exchanged since the last report, and reports it about once a minute.
+    """Adds up the bytes that members exchanged since the last report, and reports them about once a minute.
 
     Args:
         report: receives the reports.
-        known: members whose bytes an earlier attempt reported. Their first heartbeat only sets the counts from which
-            later ones are subtracted.
+        known: members whose bytes an earlier attempt reported. Their first heartbeat only sets the counts to subtract
+            from later ones.
     """
 
     def __init__(self, report: Callable[[TrafficMeasured], None], known: Collection[Worker]) -> None:
@@ -46,7 +46,7 @@ class TrafficReports:
             self.report(step)
 
     def report(self, step: int) -> None:
-        """Report now what members exchanged since the last report, if anything."""
+        """Report the bytes that members exchanged since the last report, if any."""
         self._reported_s = time.monotonic()
         new, self._new = self._new, {}
         if new:

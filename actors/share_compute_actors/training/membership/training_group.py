@@ -218,7 +218,8 @@ class TrainingGroup(WorkerGroup):
     def _explain(self, worker: Worker, failure: RayError | ShareComputeError) -> set[Worker]:
         if isinstance(failure, CompilerFailed) and self.compiles:
             self.detector.accuse(worker, failure)
-            return set()  # the next `check_members` reports the member as lost; the others keep their bits
+            # the next `check_members` reports the lost member; the results of the others stay the same
+            return set()
         return super()._explain(worker, failure)
 
     def compare_compiled(self) -> dict[Worker, CompiledTimes]:

@@ -1,4 +1,4 @@
-"""Interface of the place where contributions of branches are merged, and the place on the server itself."""
+"""Interface for merging the contributions of branches, and its implementation on the server."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Aggregation(Protocol):
         """Check and store the contribution that a branch reports."""
 
     def drop(self, report: BranchReport) -> None:
-        """Remove a contribution that is merged, or that is not used."""
+        """Remove a contribution that is merged or not used."""
 
     def merge(
         self, record: MergeRecord, reports: Mapping[BranchRun, BranchReport], facts: Mapping[str, Any]
@@ -53,7 +53,7 @@ class Aggregation(Protocol):
         """
 
     def poll(self) -> None:
-        """Handle what has happened since the last call."""
+        """Process everything that has happened since the last call."""
 
     def offer(self, topology: Topology, leaving: Collection[str]) -> None:
         """Use these machines, except those that are leaving."""
@@ -78,7 +78,7 @@ class ServerAggregation:
 
     Args:
         aggregator: the weights.
-        listener: receives what was done.
+        listener: receives the results.
     """
 
     def __init__(self, aggregator: Aggregator, listener: MergeListener) -> None:

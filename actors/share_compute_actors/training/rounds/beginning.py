@@ -1,4 +1,4 @@
-"""The state with which the branches of a job begin: initial weights, the order of additions, and checkpoints."""
+"""The initial state of the branches of a job: initial weights, the order of additions, and checkpoints."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _SERVERS = "servers"
 def prepare_data(
     assignment: Assignment, requests: ControlRequests, note: Callable[[str], None]
 ) -> ShardStoreFacts:
-    """Prepare the data that all branches of a job share, with a shard store of its own; see `preparation.prepare`."""
+    """Prepare the data that all branches of a job share, with a separate shard store; see `preparation.prepare`."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     shard_store = ShardStore.options(scheduling_strategy=here).remote(  # type: ignore[attr-defined]
         assignment.model_copy(update={"checkpoint": None}).model_dump_json()
@@ -73,9 +73,10 @@ def prepare_data(
 def with_policy(
     assignment: Assignment, requests: ControlRequests, report: Callable[[AttemptEvent], None]
 ) -> TrainJob:
-    """Return the job with a policy in place of ``synchronization: {kind: auto}``.
+    """Return the job with a policy instead of ``synchronization: {kind: auto}``.
 
-    The first attempt chooses it, and all attempts have it, because lockstep and rounds give other weights.
+    The first attempt chooses the policy, and all later attempts keep it, because lockstep and rounds give different
+    weights.
 
     Args:
         assignment: the job.
@@ -125,7 +126,7 @@ def _lost(file: Path, what: str) -> VerificationFailed:
 def with_servers(assignment: Assignment, topology: Topology, profile: ModelProfile) -> TrainJob:
     """Return the job with a number as ``training.synchronization.servers``.
 
-    All attempts have the number of the first one, because the files of a job with ranges are others.
+    All attempts keep the number of the first attempt, because jobs with ranges have different files.
     """
     spec, policy = assignment.spec, assignment.spec.training.rounds
     assert policy is not None
@@ -171,7 +172,7 @@ def recover(
 def _beginning_of_all(
     assignment: Assignment, facts: ShardStoreFacts, places: Sequence[BranchPlace]
 ) -> dict[str, Any]:
-    """Return the training state of version 0, which contains what the first branch's plan fixes for all."""
+    """Return the training state of version 0, including everything that the first branch's plan fixes for all."""
     spec, policy = assignment.spec, assignment.spec.training.rounds
     profile = dissect(facts.blueprint)
     solution = solve(spec, island_topology(assignment.topology, places[0]), profile, 0, {})
@@ -190,14 +191,14 @@ def aggregation_of(
     note: Callable[[str, Literal["info", "warning"]], None],
     cancelled: threading.Event,
 ) -> Aggregation:
-    """Return the place of the merges of a job: the server, or ranges on machines of the job.
+    """Return the object that merges a job's contributions: on the server, or in ranges on machines of the job.
 
     Args:
         assignment: the job; ``training.synchronization.servers`` is a number.
         aggregator: the weights on the server.
         version: number of merges that are recorded.
-        listener: receives what was done.
-        mail: tells the branches the servers of the ranges.
+        listener: receives the results.
+        mail: sends the branches the addresses of the ranges' servers.
         note: called with each line for the job's log, and its level.
         cancelled: event that is set when the job is cancelled.
     """
@@ -214,9 +215,9 @@ def aggregation_of(
 
 
 def initial_shards(spec: TrainJob, facts: ShardStoreFacts) -> Iterator[InitialShard]:
-    """Yield the weights with which training begins, layer by layer if the model can be cut.
+    """Yield the initial weights, layer by layer if the model can be cut.
 
-    Pretrained weights come from the model's folder; other weights follow from the seed.
+    Pretrained weights come from the model's folder; other weights are drawn from the seed.
     """
     profile = dissect(facts.blueprint)
     layers = len(profile.layers)
@@ -241,9 +242,9 @@ def initial_shards(spec: TrainJob, facts: ShardStoreFacts) -> Iterator[InitialSh
 
 
 def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, plan: Plan) -> dict[str, Any]:
-    """Return what a checkpoint says about training besides weights, before the first step.
+    """Return the training state of a checkpoint, without weights, before the first step.
 
-    All branches add gradients in the order that follows from one plan, and compress its boundaries between stages.
+    All branches add gradients in the order of this plan, and compress the plan's boundaries between stages.
 
     Args:
         spec: the job.
@@ -277,7 +278,7 @@ def beginning_facts(spec: TrainJob, facts: ShardStoreFacts, plan: Plan) -> dict[
 
 
 def spec_of_branch(spec: TrainJob, number: int) -> TrainJob:
-    """Return the job of a branch: only the first branch evaluates the model, which is the same in all branches."""
+    """Return the job of a branch; only the first branch evaluates, because all branches have the same model."""
     if number == 0:
         return spec
     training = spec.training.model_copy(
@@ -301,7 +302,7 @@ def own_checkpoint(folder: Path) -> tuple[Path, int] | None:
 
 
 def lost_state(assignment: Assignment) -> str:
-    """Return what a branch lacks that begins with new members, for the user."""
+    """Return text about the state that a branch loses when it begins with new members."""
     training, branch = assignment.spec.training, assignment.branch
     policy, codec = training.rounds, training.compression
     assert branch is not None

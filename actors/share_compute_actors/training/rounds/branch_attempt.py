@@ -1,4 +1,4 @@
-"""One branch of a job, as the synchronizer sees it: its machines, its coordinator, and its reports."""
+"""One branch of a job, seen from the synchronizer: its machines, its coordinator, and its reports."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class BranchAttempt:
         self._actor.take_updates.remote(updates.model_dump_json())
 
     def request_again(self, report: BranchReport) -> None:
-        """Ask the branch to send the contribution of a report again."""
+        """Ask the branch to resend the contribution of a report."""
         self.update(BranchUpdates(base=report.round - 1, updates=(), is_over=False, repeats=True))
 
     def offer(self, topology: Topology, answers: int | None = None) -> None:
@@ -144,7 +144,7 @@ class BranchAttempt:
 
         Args:
             report: report of the branch.
-            waited_s: time from the report to the merge, in seconds; 0 if the branch trains on meanwhile.
+            waited_s: time from the report to the merge, in seconds; 0 if the branch continues to train meanwhile.
         """
         return BranchRound(
             number=report.branch,
@@ -176,7 +176,7 @@ def _sent_bytes(report: BranchReport) -> int:
 
 
 def places_of(branches: Sequence[BranchAttempt]) -> list[BranchPlace]:
-    """Return the islands on which branches are, with the numbers of all branches on each."""
+    """Return the islands with branches, with the numbers of the branches on each."""
     found: dict[tuple[str, ...], list[BranchAttempt]] = {}
     for branch in branches:
         found.setdefault(branch.place.machines, []).append(branch)
@@ -187,10 +187,10 @@ def places_of(branches: Sequence[BranchAttempt]) -> list[BranchPlace]:
 
 
 def place_with_members(chosen: BranchPlace, held: Collection[str], topology: Topology) -> BranchPlace:
-    """Return the machines with members of an earlier attempt, or ``chosen`` if these are all in it.
+    """Return the machines with members of an earlier attempt, or ``chosen`` if it contains all of them.
 
     Args:
-        chosen: the machines that suit the branch best.
+        chosen: the best machines for the branch.
         held: machines with members of the branch.
         topology: the machines of the job.
     """
@@ -207,7 +207,7 @@ def other_place(
 ) -> BranchPlace:
     """Return machines for a branch that lost some of its own.
 
-    These are the first that there are:
+    The first of these that exists is returned:
 
     1. The rest of the branch's own machines, if they can hold the model. If all of them are in ``left``, the loss is
        not known yet, so they do not count.

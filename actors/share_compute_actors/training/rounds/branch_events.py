@@ -25,7 +25,7 @@ _OF_ANY_BRANCH = (Note, LayersTimed, Offended, LinkCut)
 
 
 class BranchEvents:
-    """Reports events of branches as events of their job: the steps of the first one, and the plan of all.
+    """Reports events of branches as events of their job: the steps of the first branch, and the plans of all.
 
     Args:
         branches: the branches of the job; the list may still be empty.
@@ -68,7 +68,7 @@ class BranchEvents:
     def _of_all(self, event: AttemptEvent) -> AttemptEvent:
         """Return an event of the first branch with the figures of all branches."""
         if isinstance(event, Validated) and event.split == "validation":
-            # A branch that was started again repeats validations.
+            # A restarted branch repeats validations that were reported already.
             earlier = [(step, figures) for step, figures in self.validations if step < event.step]
             self.validations = [*earlier, (event.step, event.figures())]
         if isinstance(event, StepCommitted):
@@ -85,7 +85,7 @@ class BranchEvents:
 
     @property
     def _plan(self) -> Plan:
-        """Return the plan of the job: that of the first branch, with the stages of all branches."""
+        """Return the plan of the job: the plan of the first branch, with the stages of all branches."""
         planned = [branch for branch in self._branches if branch.plan is not None]
         first = planned[0].plan
         assert first is not None

@@ -101,7 +101,7 @@ servers_of_ranges: TypeAdapter[tuple[RangeAddress, ...]] = TypeAdapter(tuple[Ran
 
 @dataclass(slots=True)
 class BranchMail:
-    """Messages between the coordinator of a job and those of its branches. Thread-safe."""
+    """Messages between the coordinator of a job and the coordinators of its branches. Thread-safe."""
 
     reports: queue.SimpleQueue[BranchReport] = field(default_factory=queue.SimpleQueue)
     """Reports that the synchronizer has not read."""

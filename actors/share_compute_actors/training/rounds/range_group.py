@@ -1,4 +1,4 @@
-"""Merges on machines of the job: the processes with ranges of the weights, as the synchronizer calls them."""
+"""Merges on machines of the job: the synchronizer's interface to the processes with ranges of the weights."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ _MOST_LOSSES = 3
 
 
 class RangeGroup:
-    """Keeps ranges of the weights on machines of the job, and has them merge.
+    """Keeps ranges of the weights on machines of the job, and makes these machines merge.
 
     Args:
         assignment: the job.
         aggregator: the weights on the server.
         layouts: the parameters of each range.
-        listener: receives what was done.
-        mail: tells the branches the servers of the ranges.
+        listener: receives the results.
+        mail: sends the branches the addresses of the ranges' servers.
         note: called with each line for the job's log, and its level.
         cancelled: event that is set when the job is cancelled.
     """
@@ -178,7 +178,7 @@ class RangeGroup:
             if earlier.run == report.run and earlier.key != report.key:
                 self.drop(earlier)  # of an earlier start of the branch
         self._reports[report.key] = report
-        # A part in a process that was lost is not in the process that took its place on the same machine.
+        # The process that replaced a lost process on the same machine lacks the lost process's parts.
         machines = (
             part.machine if self._all.holder_of(part.actor) == Holder(number, part.machine) else ""
             for number, part in enumerate(report.parts)
@@ -278,7 +278,7 @@ class RangeGroup:
         return self._all.remove(holder)
 
     def _refuse(self, holder: Holder, record: MergeRecord, failure: Exception) -> None:
-        """Handle a merge that a process did not compute. Numbers that are not finite are an error of the job."""
+        """Handle a merge that a process refused to compute. Numbers that are not finite are an error of the job."""
         if not isinstance(failure, UserError):
             self._lose(holder, failure)
         elif record == self._merging:
@@ -286,7 +286,7 @@ class RangeGroup:
             self._judge(holder.range)
 
     def _judge(self, number: int) -> None:
-        """Compare the machines of a range whose process refused to compute the open merge.
+        """Compare the machines of a range after a process refused to compute the open merge.
 
         Raises:
             UserError: all of them refuse it.
@@ -311,7 +311,8 @@ class RangeGroup:
             return
         self._is_busy = True
         try:
-            self._publish()  # there may be no effect, for example if processes of an earlier attempt have all
+            # there may be no effect, for example if processes of an earlier attempt hold all ranges
+            self._publish()
             while self._effects:
                 effect = self._effects.popleft()
                 if not isinstance(effect, (Acknowledge, SendAgain)) or effect.key in self._reports:
@@ -328,7 +329,7 @@ class RangeGroup:
                 self._note(f"range {number} of the weights is now on {self._name(new)}: {why}", "info")
 
     def _servers(self) -> list[Holder]:
-        """Return the servers of the ranges whose processes run."""
+        """Return the servers of the ranges, if their processes run."""
         places = enumerate(self._machine.servers)
         holders = [Holder(number, machine) for number, machine in places if machine is not None]
         return [holder for holder in holders if holder in self._all]
@@ -507,7 +508,7 @@ class RangeGroup:
         holders = [Holder(number, machine) for number, machine in enumerate(effect.servers)]
         found = [self._source(holder) for holder in holders]
         if any(actor is None for _, actor in found):
-            return  # the machine is told that it is lost
+            return  # the state machine receives an event about the lost process
         followed = [
             FollowedRange(source, self._weights[holder])
             for holder, (source, _) in zip(holders, found, strict=True)
@@ -532,7 +533,7 @@ class RangeGroup:
             self._tell(RangesFollowed(effect.record))
 
     def _not_followed(self, effect: Follow, failure: Exception) -> None:
-        """Let the server follow again; a machine whose update it cannot load or use is lost.
+        """Make the server follow again; a machine whose update the server cannot load or use counts as lost.
 
         Raises:
             ShareComputeError: the server itself has failed.
@@ -550,7 +551,7 @@ class RangeGroup:
         if isinstance(failure, VerificationFailed) or self._failures[holder] >= MOST_TRIES:
             self._lose(holder, failure)
         elif holder in self._all:
-            # If the machine was lost, its heartbeat says so, and the update comes from another one.
+            # If the machine was lost, its heartbeat shows it, and the update is loaded from another machine.
             status = self._all[holder].actor.status.remote
             self._all.call(
                 RangeCall(

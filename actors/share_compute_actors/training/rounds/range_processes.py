@@ -1,4 +1,4 @@
-"""Processes with ranges of the weights: pending calls, heartbeats, and the question which process a failure accuses."""
+"""Processes with ranges of the weights: pending calls, heartbeats, and blame for failed copies."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _Beat:
 
 @dataclass(slots=True, eq=False)
 class _Repeat:
-    """A call that failed, and is repeated if the source from which it copies answers a heartbeat."""
+    """A failed call; it is repeated if the source of the copy answers a heartbeat."""
 
     call: RangeCall
     beat: Any
@@ -82,16 +82,17 @@ class _Repeat:
 
 @dataclass(slots=True)
 class RangeProcesses:
-    """Calls the processes with ranges, and finds those that are lost.
+    """Calls the processes with ranges, and finds lost processes.
 
-    A process that cannot copy is not lost for that: its source may be. The call is repeated after the source has
-    answered a heartbeat, `MOST_TRIES` times in all. Only then does the copying process count as lost.
+    A process that cannot copy does not count as lost, because its source may be lost instead. The call is repeated
+    after the source has answered a heartbeat, `MOST_TRIES` times in all. Only then does the copying process count as
+    lost.
 
     Args:
         head: actor with all ranges on the control plane's machine.
         name: returns the name of a machine, for the user.
         address: returns the IP address of a machine.
-        lose: called with each process that is lost, and the reason. It has to call `remove`.
+        lose: called with each lost process and the reason. It must call `remove`.
         own_link: finds out whether this host is cut off from the others.
     """
 
@@ -124,19 +125,19 @@ class RangeProcesses:
         self._processes[holder] = process
 
     def remove(self, holder: Holder) -> RangeProcess | None:
-        """Forget a process, and all calls that it answers or from which another process copies; return it."""
+        """Forget a process, and all calls to it or to processes that copy from it; return it."""
         self._beats.pop(holder, None)
         self._calls = {ref: call for ref, call in self._calls.items() if holder not in call.holders}
         self._repeats = [each for each in self._repeats if holder not in each.call.holders]
         return self._processes.pop(holder, None)
 
     def call(self, call: RangeCall) -> None:
-        """Call a method; `poll` passes the answer on when it is there."""
+        """Call a method; `poll` passes on the answer when it has arrived."""
         call.tries += 1
         self._calls[call.begin()] = call
 
     def end(self, process: RangeProcess) -> None:
-        """Let a process that was removed delete its files, and kill it."""
+        """Let a removed process delete its files, and kill it."""
 
         def kill(_: object) -> None:
             ray.kill(process.actor)
@@ -167,7 +168,7 @@ class RangeProcesses:
             call.done(answer)
 
     def repeat(self, call: RangeCall) -> None:
-        """Repeat a call when the source from which it copies has answered a heartbeat."""
+        """Repeat a call when the source of its copy has answered a heartbeat."""
         if call.source is None:
             self._repeats.append(_Repeat(call, self.head.status.remote()))
         elif call.source in self._processes:
@@ -191,7 +192,7 @@ class RangeProcesses:
     # -- heartbeats ----------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Ask all processes for heartbeats; those that do not answer in time are lost."""
+        """Request heartbeats from all processes; those that do not answer in time are lost."""
         now_s = time.monotonic()
         unresponsive: list[Holder] = []
         for holder, process in list(self._processes.items()):

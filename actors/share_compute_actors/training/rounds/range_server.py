@@ -1,4 +1,4 @@
-"""A process that has a range of the weights of a job, on a machine of the job or on the control plane's machine."""
+"""A process that holds a range of a job's weights, on a machine of the job or of the control plane."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class RangeServer(FailsOnRequest):
     @ray.method(concurrency_group="merging")
     @answers(STANDING)
     def standing(self, version: int) -> RangeStanding:
-        """Return the range, and whether the files of a version are whole; remove files of later versions."""
+        """Return the range, and whether the files of a version are intact; remove files of later versions."""
         self._range.forget_after(version)
         name = ray.get_runtime_context().get_actor_name() or ""
         return RangeStanding(name, self._setup.number, tuple(self._range.names), self._range.has(version))
@@ -175,7 +175,7 @@ class RangeServer(FailsOnRequest):
     def copy(self, version: int, source: bytes, actor: Any) -> bool:
         """Copy a version from another machine, and the state of the outer optimizer if that machine has it.
 
-        Return whether all state is there.
+        Return whether all state was copied.
 
         Raises:
             ContributorLost: the other machine was lost, or sent data that does not fit.
@@ -210,7 +210,7 @@ class RangeServer(FailsOnRequest):
     @ray.method(concurrency_group="merging")
     @answers(DIGESTS)
     def copy_merge(self, version: int, source: bytes, actor: Any) -> RangeDigests:
-        """Copy all that another machine has computed for a version; raise the errors of `copy`."""
+        """Copy another machine's results for a version; raise the errors of `copy`."""
         sources = _sources(SOURCES.unpack(source, "the coordinator"), [actor])
         self._copy(version, sources)
         client = self._client(sources, f"updates/{version:08}")
@@ -222,7 +222,7 @@ class RangeServer(FailsOnRequest):
     @ray.method(concurrency_group="files")
     @answers(RECEIVED)
     def receive(self, key: str, run: bytes, members: bytes, *actors: Any) -> Received:
-        """Store the range's part of a contribution, which members of the branch have.
+        """Fetch this range's part of a contribution from members of the branch, and store it.
 
         Args:
             key: name of the contribution.
@@ -242,7 +242,7 @@ class RangeServer(FailsOnRequest):
     @ray.method(concurrency_group="files")
     @answers(RECEIVED)
     def copy_contribution(self, key: str, run: bytes, source: bytes, actor: Any) -> Received:
-        """Store the range's part of a contribution, which the server of the range has; see `receive`."""
+        """Fetch this range's part of a contribution from the server of the range; see `receive`."""
         sources = _sources(SOURCES.unpack(source, "the coordinator"), [actor])
         client = self._client(sources, f"contributions/{key}")
         return self._store(key, run, partial(filled, client, "rows", dtype=torch.uint8))
@@ -250,7 +250,7 @@ class RangeServer(FailsOnRequest):
     def _store(self, key: str, run: bytes, fill: Fill) -> Received:
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
-        with lock:  # a branch may send a contribution again while the first call still reads it
+        with lock:  # a branch may resend a contribution while the first call still reads it
             digest = self._range.receive(key, RUN.unpack(run, "the coordinator"), fill)
         return Received(digest, payload_bytes(self._range.contribution_folder(key)))
 
@@ -279,7 +279,7 @@ class RangeServer(FailsOnRequest):
 
         Args:
             version: the newest version.
-            oldest_base: oldest version with which a branch computes.
+            oldest_base: oldest version that a branch uses.
             keys: packed names of contributions that are merged or not used.
         """
         self._range.prune(version, oldest_base)
@@ -319,7 +319,7 @@ class RangeServer(FailsOnRequest):
     @ray.method(concurrency_group="merging")
     @answers(NOTHING)
     def keep_outer(self, version: int, ranges: bytes, *actors: Any) -> None:
-        """Copy the state of the outer optimizer of all ranges, with which another attempt can continue.
+        """Copy the state of the outer optimizer of all ranges, so that another attempt can continue with it.
 
         Args:
             version: version of the weights to which the state belongs.
@@ -381,7 +381,7 @@ class RangeServer(FailsOnRequest):
 
 
 def _sources(named: Sequence[RemoteSource], actors: Sequence[Any]) -> Sources:
-    """Return the sources of tensors; a tensor that no source names comes from the first one."""
+    """Return the sources of tensors; a tensor without a named source comes from the first source."""
     places = {name: place for place, source in enumerate(named) for name in source.tensors}
     found = (Source(actor, source.name, source.worker) for source, actor in zip(named, actors, strict=True))
     return Sources(tuple(found), places)
@@ -391,7 +391,7 @@ def new_folder() -> Path:
     """Return a new folder for the files of a range, and remove those that ended processes left.
 
     They are in a folder that only this user can access. Each has a file that its process locks while it runs. No folder
-    is made while another process looks for folders that are not locked.
+    is made while another process looks for unlocked folders.
 
     Raises:
         Unavailable: the folder belongs to another user, is a link, or cannot be made.
@@ -409,7 +409,7 @@ def new_folder() -> Path:
 
 @contextmanager
 def _locked(file: Path, operation: int) -> Iterator[None]:
-    """Lock a file; raise `OSError` if it is a link, or if another process has locked it and ``operation`` says so."""
+    """Lock a file; raise `OSError` for a link, or if ``operation`` must not wait and another process has the lock."""
     descriptor = _opened(file)
     try:
         fcntl.flock(descriptor, operation)

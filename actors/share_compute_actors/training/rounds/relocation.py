@@ -38,12 +38,12 @@ class Relocation:
         self._accepted: Move | None = None
 
     def consider(self, topology: Topology, current: Sequence[BranchPlace], left: int) -> None:
-        """Start a search if machines are offered with which none was made yet.
+        """Start a search if new machines are offered that no search has used yet.
 
         Args:
             topology: the machines that the job may use.
             current: the places of the branches.
-            left: number of rounds that are left.
+            left: number of remaining rounds.
         """
         machines = frozenset(machine.id for machine in topology.contributors)
         used = {machine for place in current for machine in place.machines}
@@ -60,7 +60,7 @@ class Relocation:
 
         Args:
             step: last known step.
-            left: number of rounds that are left.
+            left: number of remaining rounds.
         """
         if self._search is None or not self._search.done():
             return
@@ -81,7 +81,7 @@ class Relocation:
         )
 
     def answer(self, offer: Offer) -> None:
-        """Accept or abandon the proposal that an offer answers; do nothing if it answers none."""
+        """Accept or abandon the proposal that an offer answers; do nothing if the offer answers no proposal."""
         if self._proposed is None or offer.answers != self._proposed[0]:
             return
         (_, move), self._proposed = self._proposed, None
@@ -112,5 +112,5 @@ class Relocation:
         return {number: place for place in move.places for number in place.branches}
 
     def close(self) -> None:
-        """End the thread of the search; a search that runs is not awaited."""
+        """End the thread of the search, without waiting for a running search."""
         self._executor.shutdown(wait=False, cancel_futures=True)

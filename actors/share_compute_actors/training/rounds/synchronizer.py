@@ -98,7 +98,7 @@ class Synchronizer:
         assignment: the job, and the machines that it may use.
         report: receives events.
         requests: control requests of the control plane.
-        mail: reports of branches whose contributions are complete, and what the branches ask.
+        mail: reports of branches whose contributions are complete, and requests of the branches.
         start_branch: starts the coordinator of a branch on this node, and returns its actor.
     """
 
@@ -186,9 +186,9 @@ class Synchronizer:
     def _begin_if_free(
         self, branch: BranchAttempt, begin: Callable[[], object], *, keeps_members: bool
     ) -> None:
-        """Call ``begin`` now, or when the branch, which has no coordinator, no longer has to wait for others.
+        """Call ``begin`` now, or once the branch, which has no coordinator, no longer waits for others.
 
-        Members that are kept have the branch's state, and wait for its update under their next coordinator as well.
+        Kept members hold the branch's state, and also wait for its update under their next coordinator.
         """
         number = branch.number
         branch.has_ended, branch.begins_later = True, begin
@@ -197,7 +197,7 @@ class Synchronizer:
             begin()
 
     def _begin_waiting_branches(self) -> None:
-        """Begin branches that waited for others; when the job is over, only the first one, which saves the result."""
+        """Begin branches that waited for others; once the job is over, only the first, which saves the result."""
         branches = self._branches[:1] if self._machine.is_over else self._branches
         for branch in branches:
             if branch.begins_later is not None and not self._machine.has_to_wait(branch.number):
@@ -251,8 +251,8 @@ class Synchronizer:
     def _continues(self, version: int, newest: int, number: int) -> bool:
         """Return whether a branch continues from its own checkpoint with the weights of a version.
 
-        To a parameter server, a branch may push a change to weights that are not the newest. A branch that trains on
-        while its round is merged may not have the update yet.
+        With a parameter server, a branch may push a change of older weights. A branch that continues to train while its
+        round is merged may not have the update yet.
         """
         may_be_old = self._policy.merges_apart or self._policy.overlapping > 0
         is_old = may_be_old and self._aggregator.follows(version, newest, number)
@@ -262,7 +262,7 @@ class Synchronizer:
     def _steps(self, number: int) -> int:
         """Return the number of steps of a branch that the merged weights include.
 
-        Branches that merge together continue with the common weights, so a late one skips the steps that it missed.
+        Branches that merge together continue with the common weights, so a late branch skips its missed steps.
         """
         steps, skips_missed = self._assignment.spec.training.steps, self._policy.skips_missed
         rounds = self._machine.version if skips_missed else self._machine.clock(number)
@@ -278,7 +278,7 @@ class Synchronizer:
                 self._on_report(self._mail.reports.get())
             self._merges.poll()
             calls = {branch.call: branch for branch in self._branches if not branch.has_ended}
-            if not calls:  # all branches wait for a merge, without coordinators
+            if not calls:  # all branches wait for a merge, and none has a coordinator
                 self._requests.cancelled.wait(_POLL_S)
             for ref in ray.wait(list(calls), num_returns=len(calls), timeout=_POLL_S)[0] if calls else ():
                 ended = self._take_events(calls[ref])
@@ -287,7 +287,7 @@ class Synchronizer:
             self._carry_out(self._machine.handle(TimeRead(time.monotonic())))
 
     def _pass_requests_on(self) -> None:
-        """Pass changes of machines on to the branches; end the attempt if this was requested."""
+        """Pass changes of machines on to the branches; end the attempt if the control plane requested this."""
         if self._requests.cancelled.is_set():
             raise Cancelled
         if self._requests.suspended.is_set():
@@ -321,7 +321,7 @@ class Synchronizer:
             self._relocation.propose(self._events.known_step, left)
 
     def _move(self) -> None:
-        """Ask the branches that are to move to save their state; they end, and begin again on other machines."""
+        """Ask branches that will move to save their state; they end, and restart on other machines."""
         assert self._relocation is not None
         left = {machine.id for machine in self._topology.contributors} - self._requests.leaving
         for number, place in self._relocation.take(left).items():
@@ -368,12 +368,12 @@ class Synchronizer:
         return None
 
     def _restart(self, branch: BranchAttempt, why: str, *, moves: bool) -> None:
-        """Start a branch again, on other machines if its own may be lost; if it has to wait for others, after that."""
+        """Restart a branch, on other machines if its own may be lost, and only once it need not wait for others."""
         restart = partial(self._restart_now, branch, why, moves=moves)
         self._begin_if_free(branch, restart, keeps_members=not moves)
 
     def _restart_now(self, branch: BranchAttempt, why: str, *, moves: bool) -> None:
-        """Start a branch again that does not have to wait for others.
+        """Restart a branch that need not wait for others.
 
         Raises:
             ContributorLost: no machine is left, or the branch was restarted too often.
@@ -395,7 +395,7 @@ class Synchronizer:
         self._note(f"branch {branch.number} is started again on {names}{loss}: {why}", "warning")
 
     def _begin_again(self, branch: BranchAttempt) -> Assignment:
-        """Start a coordinator for a branch that had one, and return its assignment."""
+        """Start a coordinator for a branch that had one before, and return its assignment."""
         assignment = self._assignment_of(branch)
         assert assignment.branch is not None
         if assignment.branch.step is not None:  # not from the branch's own checkpoint
@@ -428,7 +428,7 @@ class Synchronizer:
     def _on_report(self, report: BranchReport) -> None:
         branch = next((each for each in self._branches if each.number == report.branch), None)
         if branch is None or report.start != branch.starts or report.round > self._machine.open_round:
-            return  # of a coordinator that was replaced, or of no branch
+            return  # from a replaced coordinator, or from no branch
         branch.base = branch.oldest = report.round - 1
         branch.waiting = report
         if self._machine.has(report.run):
@@ -438,7 +438,7 @@ class Synchronizer:
             self._merges.take(report)
 
     def accept(self, report: BranchReport, digest: str) -> None:
-        """Let a contribution take part in the merges that follow; see `MergeListener.accept`."""
+        """Include a contribution in later merges; see `MergeListener.accept`."""
         branch = self._branches[report.branch]
         if report.start == branch.starts:
             branch.restarts = 0
@@ -448,15 +448,15 @@ class Synchronizer:
         self._answer(branch)
 
     def refuse(self, report: BranchReport, failure: VerificationFailed) -> None:
-        """Let new members of a branch, if possible on other machines, begin its round again."""
+        """Restart a branch's round with new members, if possible on other machines."""
         branch = self._branches[report.branch]
-        self._drop(report.run)  # the next line of the log has the reason
+        self._drop(report.run)  # the next line of the log contains the reason
         branch.kill()
         self._kill_members(branch.number)
         self._restart(branch, failure.message, moves=True)
 
     def request_again(self, report: BranchReport) -> None:
-        """Ask a branch to send its contribution again, if it still waits for the merge."""
+        """Ask a branch to resend its contribution, if the branch still waits for the merge."""
         self._contributions.pop(report.run, None)
         branch = self._branches[report.branch]
         if branch.waiting is not None and branch.waiting.run == report.run:
@@ -465,7 +465,7 @@ class Synchronizer:
             self._note_unused(report.run, "machines with ranges of the weights lost it")
 
     def restart_round(self, why: str) -> None:
-        """Ask all branches that wait for a merge to send their contributions again."""
+        """Ask all branches that wait for a merge to resend their contributions."""
         self._note(f"{why}: the contributions to round {self._machine.open_round} are sent again", "warning")
         self._machine.restart_round()
         lost, self._contributions = self._contributions, {}
@@ -489,7 +489,7 @@ class Synchronizer:
         self._merges.merge(record, {run: self._contributions[run][0] for run in record.runs}, self._state)
 
     def commit(self, record: MergeRecord, distance: float | None) -> None:
-        """Store the record of a merge that was computed; then all branches that wait get the update."""
+        """Store the record of a computed merge; then send the update to all waiting branches."""
         began_s, step = self._began_s, int(self._state["step"])
         found = {run: self._contributions.pop(run) for run in record.runs}
         missing = () if self._policy.merges_apart else self._machine.missing(record.runs)
@@ -532,10 +532,10 @@ class Synchronizer:
         self._merges.prune(newest, max(oldest, newest - kept), loading)
 
     def _answer(self, branch: BranchAttempt) -> None:
-        """Send a branch that waits the updates with which it continues, unless it has to wait for other branches."""
+        """Send a waiting branch the updates with which it continues, unless it must wait for other branches."""
         report = branch.waiting
         if report is None or (report.run in self._contributions and not self._machine.has(report.run)):
-            return  # the branch keeps its contribution until all machines of the ranges have it
+            return  # the branch keeps its contribution until all machines of the ranges have the contribution
         versions = self._machine.updates(report.run)
         if versions is None and not self._machine.is_over:
             return

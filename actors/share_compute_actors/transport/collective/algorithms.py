@@ -81,7 +81,7 @@ class GlooLinks:
         return self._group.recv([tensor], source, tag).wait if tensor.numel() else _nothing
 
     def count_ring(self, size_bytes: int) -> None:
-        """Count what this member sends and receives in a ring of all members that reduces ``size_bytes`` bytes."""
+        """Count this member's traffic when a ring of all members reduces ``size_bytes`` bytes."""
         if self.traffic is not None:
             moved = 2 * (self.size - 1) * size_bytes // self.size
             self.traffic.count(sent=moved, received=moved)
@@ -121,15 +121,15 @@ def start_turn(
     given: Mapping[int, Sequence[Tensor]],
     holders: Sequence[int],
 ) -> tuple[Callable[[], None], dict[int, list[Tensor]]]:
-    """Reserve tags for one turn of a ring, on which each place gives its tensors to the next.
+    """Reserve tags for one turn of a ring, in which each place passes its tensors to the next place.
 
-    Return a function that runs the turn, and the tensors that it fills: those of the previous place, for each of this
-    member's places.
+    Return a function that runs the turn, and the tensors that it fills: for each of this member's places, the tensors
+    of the previous place.
 
     Args:
         links: links to the other members.
         given: tensors of each of this member's places. All places have equally many tensors, of equal shapes.
-        holders: rank of the member that has each place.
+        holders: rank of the member at each place.
     """
     places, numbers = len(holders), range(len(next(iter(given.values()))))
     found = {
@@ -223,8 +223,8 @@ def start_reduce_scatter(
         counts: number of parts that each rank has.
         shares: range of elements whose result each rank gets; the ranges may differ in length.
         combine: combines the parts of all ranks, each cut to this member's share.
-        out: flat tensor, whose own share receives the result. The rest of it has no meaning afterwards. May be one of
-            ``parts``.
+        out: flat tensor, whose own share receives the result. Its other elements are undefined afterwards. May be one
+            of ``parts``.
     """
     rounds = _rounds(shares, out)
     tags = links.tags(len(rounds))
@@ -317,7 +317,7 @@ class _Piece:
         for wait in self._receiving:
             wait()
         combine(self._values, self._out[self._shares[self._links.rank]])
-        for wait in self._sending:  # later results overwrite the memory from which the slices are sent
+        for wait in self._sending:  # later results overwrite the memory from which these slices are sent
             wait()
 
     def gather(self) -> list[Waiting]:

@@ -142,7 +142,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         return self._group
 
     def count_in(self, traffic: Traffic) -> None:
-        """Count in ``traffic`` what this member sends and receives in sums from now on.
+        """From now on, count this member's sent and received bytes of sums in ``traffic``.
 
         Sums by gloo's or NCCL's own algorithms are counted as rings. Other operations are not counted.
         """
@@ -271,7 +271,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
             shares: range of elements that each member has, by rank.
 
         Returns:
-            A function that waits until all shares are there.
+            A function that waits until all shares have arrived.
 
         Raises:
             ContributorLost: a member of the group was lost.

@@ -35,7 +35,7 @@ def start_compressed(
 ) -> Callable[[], None]:
     """Reserve tags for a sum of compressed runs; return a function that computes it.
 
-    If several members hold parts of a run, they send these parts as they are to the member with the first part. This
+    If several members hold parts of a run, they send these parts uncompressed to the member with the first part. This
     member adds them, and sends the compressed sum of the run to all others.
 
     All members encode and forward the runs in the same order, so members cannot wait for each other in a circle.
@@ -65,7 +65,8 @@ def start_compressed(
             waits += sending
         for run in runs:
             waits += run.forward()
-        for wait in waits:  # also for received payloads, and before `out` overwrites a part that is sent
+        # this also rounds received payloads, and runs before `out` overwrites a part that is sent
+        for wait in waits:
             wait()
         add_runs(tree, payloads, codec, out)
 
@@ -133,7 +134,7 @@ class _Run:
         return self._payload, self._send()
 
     def forward(self) -> list[Waiting]:
-        """Begin to send on a sum that arrived; return functions that wait until it is here and sent."""
+        """Begin to forward a received sum; return functions that wait until the sum has arrived and was sent."""
         if self._adder == self._links.rank or not self._receivers:
             return self._arriving
         for wait in self._arriving:

@@ -65,7 +65,7 @@ def start_routed(
 
 
 class _Buffers:
-    """Buffers for partial sums that arrive, which later shares use again.
+    """Buffers for received partial sums; later shares reuse them.
 
     Args:
         like: a tensor of the same dtype and device.
@@ -81,7 +81,7 @@ class _Buffers:
         return self._free.pop() if self._free else self._like.new_empty(self._width)
 
     def give_back(self, buffers: Sequence[Tensor]) -> None:
-        """Take back buffers whose content is not needed any more."""
+        """Take back buffers whose content is no longer needed."""
         self._free += buffers
 
 
@@ -107,7 +107,7 @@ class _Share:
                 self._arriving.append(self._links.receive(self._values[-1], source, self._tag))
 
     def add(self) -> None:
-        """Add the partial sums, and begin to send the sums that are left; the root writes the whole sum."""
+        """Add the partial sums, and begin to send the remaining sums; the root writes the whole sum."""
         for wait in self._arriving:
             wait()
         additions, kept = self._part.merge
@@ -128,8 +128,8 @@ class _Share:
         self._buffers.give_back(self._taken)
 
     def expect_sum(self) -> None:
-        """Wait until the partial sums are sent, which the sum may overwrite, and begin to receive the sum."""
-        if self._part.down is None:  # the root completes the sum itself, perhaps at the next tick
+        """Wait until the partial sums are sent, because the sum may overwrite them; then begin to receive the sum."""
+        if self._part.down is None:  # the root completes the sum itself, at a later tick
             return
         for wait in self._sending:
             wait()
@@ -137,7 +137,7 @@ class _Share:
         self._arriving = [self._links.receive(self._out, self._part.down, self._tag + 1)]
 
     def distribute(self) -> None:
-        """Wait for the sum, and begin to send it on."""
+        """Wait for the sum, and begin to forward it."""
         if self._part.down is not None:
             for wait in self._arriving:
                 wait()

@@ -119,7 +119,7 @@ def duplicated(descriptor: int, own: tuple[str, int], other: tuple[str, int]) ->
         return None
     try:
         taken = socket.socket(fileno=duplicate)
-    except OSError:  # the descriptor was reused for a file that is no socket
+    except OSError:  # the descriptor was reused for a file that is not a socket
         os.close(duplicate)
         return None
     with suppress(OSError):

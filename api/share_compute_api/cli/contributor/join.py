@@ -199,7 +199,7 @@ def own_identities() -> Identities:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lending:
-    """Options of the commands with which a machine joins a cluster, as they were given."""
+    """Options of the commands with which a machine joins a cluster, as the user gave them."""
 
     url: str
     name: str
@@ -268,8 +268,8 @@ def read_invite(given: str | None, file: Path | None, *, is_known: bool, command
     Args:
         given: the invite, if it was given as an option or a variable.
         file: file to read, ``-`` for standard input. Default: prompt on a terminal.
-        is_known: whether the machine has joined before. Such a machine needs no invite: without ``given`` and ``file``,
-            the result is None.
+        is_known: whether the machine has joined before and needs no invite. Without ``given`` and ``file``, the result
+            is then None.
         command: command that needs the invite, for the hint.
 
     Raises:

@@ -89,7 +89,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
     if print_unit:
         print_text(unit)
         return
-    systemd.systemctl("daemon-reload")  # fails if systemd is not usable, before the invite is used up
+    systemd.systemctl("daemon-reload")  # runs first, so that its failure does not use up the invite
     identities = own_identities()
     is_known = identities.of_host(url, name) is not None
     code = read_invite(invite, invite_file, is_known=is_known, command=f"share-compute service install {url}")

@@ -1,4 +1,4 @@
-"""How `share-compute join` shows the state of a machine to its owner: as a table, as dated lines, or as JSON."""
+"""Shows the state of a joined machine to its owner: as a table, as dated lines, or as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class JsonLines:
         self._last = ""
 
     def __call__(self, view: AgentStatus) -> None:
-        """Print the state of a machine if it differs from the last one."""
+        """Print the state of a machine if it differs from the last printed state."""
         work = view.work.model_dump(mode="json", exclude={"contributed"}) if view.work else None
         utilization = view.utilization.model_dump(mode="json") if view.utilization else None
         contributed = view.contributed.model_dump(mode="json") if view.contributed else None
@@ -68,7 +68,7 @@ class ChangeLines:
 
 
 def utilization_text(used: Utilization) -> str:
-    """Return the figures of a utilization in one line; those without a sensor are left out."""
+    """Return the figures of a utilization in one line; figures without a sensor are left out."""
     from share_compute.quantities import bytes_text, percent_text, rate_text
 
     parts = (
@@ -96,7 +96,7 @@ def contribution_text(work: WorkSums) -> str:
 
 
 def _contributed(view: AgentStatus) -> list[tuple[str, str]]:
-    """Return the label and the text of a machine's work in this stay, and in all stays if it was here before."""
+    """Return the label and the text of a machine's work since it joined, and in all stays if it joined before."""
     done = view.contributed
     if done is None:
         return []
@@ -111,7 +111,7 @@ def _celsius(degrees: float) -> str:
 
 
 def _reason(view: AgentStatus) -> str:
-    """Return the reason of a machine's state; empty while it works, because it says how the machine became ready."""
+    """Return the reason of a machine's state; empty while the machine works, when it only says how it became ready."""
     return "" if view.work is None or view.phase == "working" else view.work.reason
 
 
@@ -135,7 +135,7 @@ def _measured(work: ContributorWork | None) -> str:
 
 
 def _about_keys(phase: str) -> str:
-    """Return what Ctrl-C does in a phase of the agent."""
+    """Return text about the effect of Ctrl-C in a phase of the agent."""
     if phase.startswith("leaving"):
         return "Ctrl-C again ends at once"
     return "" if _has_left(phase) else "Ctrl-C leaves"
@@ -159,7 +159,7 @@ def agent_table(view: AgentStatus) -> Table:
         ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
         ("server", escape(view.url)),
         ("state", f"{escape(_label(view.phase))} {reason}"),
-        # After the end of the stay, the table is its summary.
+        # After the machine has left, the table is a summary.
         *([] if _has_left(view.phase) else _present_work(view)),
         *_contributed(view),
         ("running for", f"{minutes} min {seconds:02d} s"),
@@ -171,7 +171,7 @@ def agent_table(view: AgentStatus) -> Table:
 
 
 def _present_work(view: AgentStatus) -> list[tuple[str, str]]:
-    """Return the labels and the texts of what a machine does now."""
+    """Return labels and texts about a machine's present work."""
     work = view.work
     speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"
     return [

@@ -115,7 +115,7 @@ def _with_utilization(machine: ContributorRecord, used: UtilizationSample | None
 
 
 def _busy(used: UtilizationSample | None) -> str | None:
-    """Return the used part of the lent GPU or CPU threads; None without a measurement."""
+    """Return the fraction of the lent GPU or CPU threads in use; None without a measurement."""
     return None if used is None or used.busy_fraction is None else percent_text(used.busy_fraction)
 
 

@@ -1,4 +1,4 @@
-"""``share-compute top``: shows what machines, jobs and deployments do, and updates the display."""
+"""``share-compute top``: continuously shows the work of machines, jobs and deployments."""
 
 from __future__ import annotations
 

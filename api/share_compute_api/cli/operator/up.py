@@ -135,7 +135,7 @@ def _facts(running: Running) -> dict[str, str | None]:
 def server_text(running: Running, data_roots: Sequence[Path]) -> str:
     """Return the addresses of a server and the commands for its users, as markup.
 
-    There is no frame around it, whose sides would be copied with commands that a terminal wraps.
+    The text has no frame, because users who copy wrapped commands would also copy the frame.
     """
     roots = ", ".join(map(str, data_roots)) or "none; share-compute upload sends files"
     is_local = is_for_this_machine_alone(running.join_command)

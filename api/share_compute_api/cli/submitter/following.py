@@ -38,7 +38,7 @@ def follow(client: Client, job: JobRecord, *, after: int = 0, as_json: bool = Fa
 
 
 def _show(client: Client, job: JobRecord, after: int) -> None:
-    if not console.is_terminal or job.kind == "sweep":  # trials are lines, not steps of a bar
+    if not console.is_terminal or job.kind == "sweep":  # trials are printed as lines, not as steps of a bar
         for event in client.follow(job.id, after=after):
             console.print(event_line(event), soft_wrap=True)
         return

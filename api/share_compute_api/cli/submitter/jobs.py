@@ -364,7 +364,7 @@ def _follow(client: Client, job: JobRecord, *, after: int | None = None, as_json
 
 
 def _first_wanted(client: Client, job: str, tail: int | None, since_s: float | None) -> int:
-    """Return the number of the event before the first one that ``--tail`` and ``--since`` let through."""
+    """Return the number of the event before the first one that ``--tail`` and ``--since`` select."""
     begin = None if since_s is None else client.health().time - timedelta(seconds=since_s)
     after, last = 0, deque[int](maxlen=(tail or 0) + 1)
     while events := (page := client.events(job, after=after, limit=5000)).events:

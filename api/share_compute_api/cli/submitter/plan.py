@@ -189,7 +189,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 
 
 def _require_meaning(context: typer.Context, objective: _Purpose, *, operators: bool) -> None:
-    """Raise `UserError` if the user gave an option that has no effect for this purpose of a plan."""
+    """Raise `UserError` if the user gave an option that has no effect for this kind of plan."""
     from share_compute.errors import UserError
 
     for name in ("objective", *_ABOUT) if operators else _OPERATORS_ONLY:

@@ -118,7 +118,7 @@ def serve(
 
 
 def _replicas(text: str, reserve: bool | None) -> str | dict[str, int | bool]:
-    """Return the field ``replicas`` of a request: ``text``, or a mapping with both if ``reserve`` is given."""
+    """Return the field ``replicas`` of a request: ``text``, or a mapping if ``reserve`` is given, too."""
     from share_compute.specification import read_replicas
 
     if reserve is None:
@@ -322,7 +322,7 @@ def _lines() -> Iterator[str]:
 
 
 def _answer(pieces: Iterator[str]) -> str:
-    """Print an answer while it arrives, until its end or Ctrl-C; return the printed text."""
+    """Print an answer as it arrives, until its end or Ctrl-C; return the printed text."""
     answer = ""
     with closing(pieces):  # type: ignore[type-var]
         try:

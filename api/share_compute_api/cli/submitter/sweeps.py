@@ -1,4 +1,4 @@
-"""Shows a sweep: its trials, and the job file of the best one."""
+"""Shows a sweep: its trials, and the job file of the best trial."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def print_best(client: Client, sweep: JobRecord) -> None:
     """Print the job file of the best trial of a sweep.
 
     Raises:
-        Conflict: the job is no sweep, or no trial has a value.
+        Conflict: the job is not a sweep, or no trial has a value.
     """
     from share_compute_api.client.job_file import job_text
 

@@ -85,7 +85,7 @@ def tune(
 
 @contextmanager
 def _progress(*, as_json: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows what is measured now, on standard error."""
+    """Yield a function that shows the present measurement on standard error."""
     errors = Terminal(stderr=True, soft_wrap=True)
     if as_json:
         yield lambda _: None
@@ -174,7 +174,7 @@ def _write(output: Path, document: dict[str, Any]) -> None:
 
 
 def _require_writable(output: Path) -> None:
-    """Raise Unavailable if a file cannot be written; leave the disk as it is."""
+    """Raise Unavailable if a file cannot be written; leave no file behind."""
     with _writing(output):
         is_new = not output.exists()
         with output.open("a"):

@@ -201,7 +201,7 @@ class BatchAttempt:
             await asyncio.to_thread(parts.keep, part.number, columns)
 
     async def _answer(self, row: InputRow) -> RowAnswer:
-        """Send a row to the engine, again after each failure, and return the answer.
+        """Send a row to the engine, retry after each failure, and return the answer.
 
         The answer is an error if the row is invalid, if the engine refuses the row, or after `_MOST_MISTAKES`
         unexpected errors of the engine.

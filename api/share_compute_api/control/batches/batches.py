@@ -28,8 +28,9 @@ class BatchSupervisor:
     """Runs queued batches. Writes each change to the store before acting on it.
 
     A batch that names a deployment waits until a deployment of that name is up; if the deployment is taken down, the
-    batch waits again. The batch of a training job's link is bound to one deployment, and fails when that one is over.
-    For a batch that names a model, the supervisor creates a deployment, and takes it down when the batch has ended.
+    batch waits again. The batch of a training job's link is bound to one deployment, and fails when that deployment
+    ends. For a batch that names a model, the supervisor creates a deployment, and takes it down when the batch has
+    ended.
 
     Args:
         store: the store of jobs and deployments.
@@ -84,7 +85,7 @@ class BatchSupervisor:
     # -- beginning ---------------------------------------------------------------------------------------------------
 
     async def _consider(self, job: JobRecord) -> None:
-        """Start a batch if its deployment can answer now; else record what the batch waits for.
+        """Start a batch if its deployment can answer now; else record the reason of the wait.
 
         Raises:
             Conflict: the batch is no longer queued.
@@ -155,7 +156,7 @@ class BatchSupervisor:
     # -- an attempt --------------------------------------------------------------------------------------------------
 
     async def _attempt(self, job: JobRecord, spec: BatchJob, deployment: DeploymentRecord) -> None:
-        # This import takes longer than others, and a server that starts again lets all streams wait.
+        # This import is slow, and all streams wait for a restarted server, so it runs only when needed.
         from share_compute_api.control.batches.attempt import BatchAttempt, DeploymentGone
 
         folder = self._folder / job.id

@@ -128,7 +128,7 @@ class DeploymentSupervisor:
 def _end(serving: Serving, task: asyncio.Task[None]) -> asyncio.Task[None]:
     """Cancel a deployment's task, and return the task.
 
-    A task that is already ending its deployment is not cancelled, because the clean-up must not be interrupted.
+    A task that already ends its deployment is not cancelled, because the clean-up must not be interrupted.
     """
     if not serving.is_ending:
         serving.is_ending = True

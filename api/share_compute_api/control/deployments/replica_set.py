@@ -13,7 +13,7 @@ from share_compute_api.openai.replica import Replica
 
 
 class ManagedReplica:
-    """One replica: its machines, its failures, and whether it is wanted, draining or ending.
+    """One replica: its machines, its failures, and whether the replica is wanted, draining or ending.
 
     Args:
         number: number of the replica in its deployment.

@@ -1,4 +1,4 @@
-"""Decides which machines each replica of a deployment may use: its own, and free ones while it needs more.
+"""Decides which machines each replica of a deployment may use: its own machines, and free ones while it needs more.
 
 Machines are leased before they are offered to a replica. When a replica has not changed for some seconds, its unused
 machines are taken back. A machine that was taken back is released for other work when the replica has no process on the
@@ -67,7 +67,7 @@ class Slot:
         """Record the replica's newest status.
 
         If the state, the epoch, the used machines or ``is_reading_model`` changed, the wait before unused machines are
-        taken back starts again.
+        taken back restarts.
         """
         before, self.status = self.status, status
         if before is None or status is None or _essence(before) != _essence(status):
@@ -100,7 +100,7 @@ class Slot:
         Args:
             present: contributors that are ready or draining, by id.
             now_s: the time in seconds.
-            unwanted: ids of machines that the deployment may not use any more, because their labels changed.
+            unwanted: ids of machines that the deployment may no longer use, because their labels changed.
         """
         self.machines &= present.keys()  # machines that are not present are lost
         leaving = {

@@ -391,8 +391,8 @@ class Serving:
         wanting = next((managed for managed in staying if managed.slot.wants([*usable, *free])), None)
         if wanting is not None and free:
             kept = await self._members()
-            # A machine that was lost has no lease. After a restart of the server it may still have members of this
-            # replica, which take over.
+            # A lost machine has no lease. After a restart of the server it may still have members of this replica,
+            # which continue.
             own = {f"{self._record.id}/{wanting.number}"}
             free = [machine for machine in free if own.issuperset(kept.get(machine.id, ()))]
         if wanting is not None:

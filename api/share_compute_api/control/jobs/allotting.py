@@ -23,7 +23,7 @@ Nodes: TypeAlias = frozenset[tuple[str, str | None, frozenset[str]]]
 
 
 def nodes_of(machines: Iterable[ContributorRecord]) -> Nodes:
-    """Return, for each machine, the facts that cause a job to be planned again when they change."""
+    """Return, for each machine, the facts whose change causes a new plan of a job."""
     return frozenset(
         (machine.id, machine.node_id, frozenset(link.target for link in machine.links or () if link.is_dead))
         for machine in machines
@@ -165,8 +165,8 @@ def _takes_more(job: JobRecord) -> bool:
 def _must_leave(machine: ContributorRecord, job: JobRecord) -> bool:
     """Return whether a job must release a machine.
 
-    It must if the machine is draining, leased to another job or to a deployment, or has labels that the job avoids,
-    because its agent joined again with other labels.
+    This is the case if the machine is draining, is leased to another job or to a deployment, or rejoined with labels
+    that the job avoids.
     """
     is_others = machine.job_id not in (None, job.id) or machine.deployment_id is not None
     is_avoided = not job.selection.allows(machine)

@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 class ChainSupervisor:
     """Starts each waiting link of a job that has succeeded, in order; a link that fails is recorded with its reason.
 
-    A link that cannot be checked now, for example because the server is busy, says so and is tried again after 1 s. The
-    pause doubles with each further failure, up to 60 s.
+    If a link cannot be checked now, for example because the server is busy, its reason says so, and it is retried after
+    1 s. The pause doubles with each further failure, up to 60 s.
 
     Args:
         store: the store of jobs and deployments.
@@ -91,7 +91,7 @@ class ChainSupervisor:
 
         Raises:
             Unavailable: the link cannot be checked now.
-            Conflict: the link does not wait any more.
+            Conflict: the link no longer waits.
             NotFound: the job was deleted.
         """
         try:

@@ -37,7 +37,7 @@ class Attempt(Protocol):
         """Ask the attempt to stop soon, and to abandon its current step."""
 
     async def suspend(self) -> None:
-        """Ask the attempt to end with a checkpoint after its current step; the job is then queued again."""
+        """Ask the attempt to end with a checkpoint after its current step; the job is then requeued."""
 
     async def offer(self, offer: Offer) -> None:
         """Send the attempt the machines that it may use from now on; this replaces earlier offers.
@@ -112,7 +112,7 @@ class RayAttempt:
             events = await self._ask(after, timeout_s)
             if events or not self._end.done():
                 return events
-            # The coordinator may have reported its last events between the call above and its end.
+            # The coordinator may have reported its last events after the call above and before its end.
             events = await self._ask(after, 0.0)
             if not events:
                 self._end.result()

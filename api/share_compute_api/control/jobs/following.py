@@ -116,7 +116,7 @@ class Following:
                     topology = live_topology(wanted.machines, self._job.selection.ranks)
                     await attempt.offer(Offer(topology=topology, answers=wanted.answers))
             except ShareComputeError as failure:
-                # If the attempt is lost, `_write_events` raises. Otherwise the loop sends the same change again.
+                # If the attempt is lost, `_write_events` raises an error. Otherwise the loop resends this change.
                 _log.warning("job %s did not receive its machines: %s", self._job.id, failure.message)
                 await asyncio.sleep(_POLL_S)
             else:

@@ -43,7 +43,7 @@ class _Running:
 
 
 async def _suspend(running: _Running) -> None:
-    """Have an attempt write a checkpoint, and wait until the attempt has ended."""
+    """Make an attempt write a checkpoint, and wait until the attempt has ended."""
     if running.attempt is not None:
         with suppress(ShareComputeError):
             await running.attempt.suspend()
@@ -99,10 +99,10 @@ class JobSupervisor:
 
     @asynccontextmanager
     async def suspended(self, within_s: float) -> AsyncIterator[int]:
-        """Have all running attempts write a checkpoint and end; start no attempt inside the ``async with`` block.
+        """Make all running attempts write a checkpoint and end; start no attempt inside the ``async with`` block.
 
         Args:
-            within_s: seconds to wait for all attempts together; then the block is entered, even if some still run.
+            within_s: seconds to wait for all attempts together; then the block begins, even if some attempts still run.
 
         Yields:
             The number of jobs that were running.
@@ -160,7 +160,7 @@ class JobSupervisor:
                 if not await self._start(job, machines):
                     return  # the store changed, so the notifier triggers another pass
             elif self._waiting.pauses(job):
-                # Reserve the machines, because a later job in the queue would otherwise get them during the pause.
+                # Reserve the machines during the pause, so that no later job in the queue gets them.
                 supply.take(job)
             elif reason != job.reason:
                 await asyncio.to_thread(self._store.jobs.explain, job.id, reason)

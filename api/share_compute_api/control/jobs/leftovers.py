@@ -47,7 +47,7 @@ class Leftovers:
 
     async def poll(self) -> None:
         """List the members once, and end the members of finished jobs and of ended replicas."""
-        # Read members before jobs. Otherwise a job that starts in between would have members, but look inactive.
+        # Read members before jobs. Otherwise a job that starts in between would have members but look inactive.
         present = {job for jobs in (await self._members()).values() for job in jobs}
         if not present:
             return

@@ -1,4 +1,4 @@
-"""Writes the reports that training jobs ask for with ``report``, when the jobs have ended."""
+"""Writes the reports that training jobs request with ``report``, after the jobs have ended."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReportSupervisor:
-    """Writes each report of a job that has ended, once, in a process of its own, and adds it to the job's results.
+    """Writes each report of an ended job once, in a separate process, and adds it to the job's results.
 
-    Two reports are written at a time. A report that cannot be written is noted in the job's log. It is tried again when
-    the server is restarted.
+    Two reports are written at a time. If a report cannot be written, the job's log says so, and the next start of the
+    server retries it.
 
     Args:
         store: the store of jobs.
@@ -100,7 +100,7 @@ class ReportSupervisor:
             )
 
     async def _written(self, job: JobRecord, report: Report) -> ArtifactSaved:
-        """Write a report; an earlier one is replaced.
+        """Write a report, replacing an earlier one.
 
         Raises:
             OSError: the files cannot be written.

@@ -77,9 +77,9 @@ def may_wait(job: JobRecord, *, others_run: bool) -> bool:
 def next_attempt(
     job: JobRecord, failure: AttemptFailure, *, has_committed: bool, others_run: bool
 ) -> Again | None:
-    """Return how a job is queued again after a failed attempt; None if the job fails too.
+    """Return how a job is queued again after a failed attempt; None if the job fails, too.
 
-    A pinned plan for another model (``is_lasting``) cannot be carried out by any machines.
+    A pinned plan for another model (``is_lasting``) can be carried out on no machines.
 
     Args:
         job: the job at the beginning of the attempt.
@@ -102,7 +102,7 @@ def next_attempt(
 
 
 def _lacking(failure: AttemptFailure, *, others_run: bool) -> str:
-    """Return the reason shown to users for the wait of a job that does not fit on the present machines."""
+    """Return the reason, for users, why a job that does not fit on the present machines waits."""
     missing = failure.error.get("details", {}).get("missing_bytes")
     needs = f"needs about {bytes_text(missing)} more memory" if missing else failure.reason
     hint = failure.error.get("hint", _MISSING_MACHINES)

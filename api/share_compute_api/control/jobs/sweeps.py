@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class SweepSupervisor:
-    """Runs sweeps. All state is in the store, so a server that starts again continues with the next pass.
+    """Runs sweeps. All state is in the store, so a restarted server continues with the next pass.
 
     Args:
         store: the store of jobs.
@@ -56,7 +56,7 @@ class SweepSupervisor:
         try:
             if sweep.state is JobState.queued:
                 sweep = self._store.sweeps.begin(sweep.id)
-            # Trials are read before their values, so a trial that is over has all its values.
+            # Read trials before their values, so that all values of a finished trial are read.
             jobs = self._store.sweeps.trials(sweep.id)
             if sum(_is_over(job) for job in jobs) != sweep.step:
                 self._store.sweeps.count(sweep.id)
@@ -89,7 +89,7 @@ class SweepSupervisor:
         )
 
     def _apply_if_possible(self, sweep: JobRecord, effect: SweepEffect) -> None:
-        """Apply an effect, unless its trial was changed since the decision; then other effects are still applied."""
+        """Apply an effect, unless its trial has changed since the decision; other effects are still applied then."""
         try:
             self._apply(sweep, effect)
         except (Conflict, NotFound) as changed:

@@ -1,7 +1,7 @@
 """Prometheus metrics of training jobs: bytes of each machine, and the rounds of jobs whose branches merge.
 
-The metrics are taken from the events of attempts. Series are bounded: only the last `_MOST_JOBS` jobs are kept, and in
-each job `_MOST_MACHINES` machines; further machines of a job are counted together as the machine ``other``.
+The metrics are taken from the events of attempts. The number of series is bounded: only the last `_MOST_JOBS` jobs are
+kept, with `_MOST_MACHINES` machines each. Further machines of a job are counted together as the machine ``other``.
 """
 
 from __future__ import annotations

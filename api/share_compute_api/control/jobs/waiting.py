@@ -1,4 +1,4 @@
-"""Decides which queued jobs may start on which machines, and explains why a job has to wait."""
+"""Decides which queued jobs may start on which machines, and explains why a job must wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _PutOff:
 
 
 class Waiting:
-    """Remembers what each queued job waits for, from one pass over the queue to the next.
+    """Stores, between passes over the queue, the reasons why queued jobs wait.
 
     Args:
         patience: time limits; ``arrival_s`` limits how long a job that could start waits for more machines.
@@ -52,7 +52,7 @@ class Waiting:
         """Job id -> limits on its next start. Removed when the job starts."""
 
     def tried(self, job: JobRecord, machines: Iterable[ContributorRecord]) -> None:
-        """Remember that the job does not fit on these machines, so that it is not tried on a subset of them."""
+        """Record that the job does not fit on these machines, so that it is not tried on a subset of them."""
         self._put_off[job.id] = _PutOff(job.attempt, tried=nodes_of(machines))
 
     def pause(self, job: JobRecord) -> None:
@@ -69,7 +69,7 @@ class Waiting:
         return self._clock() < self._of(job).until
 
     def cannot_hold(self, job: JobRecord, machines: Iterable[ContributorRecord], *, others_run: bool) -> bool:
-        """Return whether the job did not fit on these machines in its last attempt, and may fit on others later."""
+        """Return whether the job's last attempt did not fit on these machines, but may fit on others later."""
         return may_wait(job, others_run=others_run) and nodes_of(machines) <= self._of(job).tried
 
     def _of(self, job: JobRecord) -> _PutOff:

@@ -53,7 +53,7 @@ def disagrees(job: JobRecord, contributor_id: str) -> bool:
 
 
 class ContributorSupervisor:
-    """Marks contributors as left or lost, and has them measured again.
+    """Marks contributors as left or lost, and schedules new measurements of them.
 
     Args:
         store: the store of contributors.
@@ -120,7 +120,7 @@ class ContributorSupervisor:
         """Check all contributors once, and record changes of their states."""
         # Read the clock first, so that a suspension during this poll makes no heartbeat look overdue.
         now = self._store.clock()
-        # Read the store before Ray's nodes, so that a node that comes up between the two reads is seen as alive.
+        # Read the store before Ray's nodes, so that a node that starts between the two reads counts as alive.
         records = await asyncio.to_thread(self._store.contributors.list, HERE)
         nodes = {node.node_id: node for node in await self._nodes() if node.is_alive} if records else {}
         unresponsive = await self._unresponsive(records, nodes, now)
@@ -142,7 +142,7 @@ class ContributorSupervisor:
         self._measurements.measure_idle(records)
 
     async def _doubt_those_done(self, records: Sequence[ContributorRecord]) -> None:
-        """Schedule a new measurement of each machine that a job released and for which `disagrees` is true."""
+        """Schedule a new measurement of each released machine for which `disagrees` is true."""
         for record in records:
             job_id = self._jobs.get(record.id)
             if job_id is None or record.job_id == job_id:
@@ -209,7 +209,7 @@ class ContributorSupervisor:
         return (ContributorState.lost, why_lost) if why_lost else None
 
     async def _change(self, seen: ContributorRecord, state: ContributorState, reason: str) -> None:
-        # Get the function now: the contributor may reconnect, with a new actor, before the store has answered.
+        # Get the function now, because the contributor may reconnect with a new actor before the store has answered.
         forget = self._measurements.forgetting(seen.id)
         try:
             changed = await asyncio.to_thread(self._store.contributors.set_state, seen, state, reason)

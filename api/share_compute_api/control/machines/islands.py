@@ -1,4 +1,4 @@
-"""Computes islands (groups of machines with similar links) and the links between them, as the planner sees them.
+"""Computes islands (groups of machines with similar links) and the links between them, with the planner's functions.
 
 With many machines the computation takes about a second, so it runs in the background. Meanwhile requests get the
 previous islands, marked as not current.

@@ -69,8 +69,8 @@ def sound_links(links: Iterable[Link], machine: str) -> tuple[Link, ...]:
 def live_topology(records: Iterable[ContributorRecord], ranks: int = 1) -> Topology:
     """Return the topology of these contributors: their devices, and the links among them and to the head.
 
-    Contributors and links with impossible figures are left out. Similar CPUs of one computer get their median
-    figures: otherwise a plan would give the most layers to the machine whose measurement was luckiest.
+    Contributors and links with impossible figures are left out. Similar CPUs of one computer get their median figures:
+    otherwise a plan would give the most layers to the machine with the luckiest measurement.
 
     Args:
         records: the contributors.
@@ -116,7 +116,7 @@ def _with_common_figures(machines: Sequence[Contributor]) -> tuple[Contributor, 
 def _alike(machines: Sequence[Contributor]) -> list[list[Contributor]]:
     """Group machines by their speed, so that all machines of a group have similar figures.
 
-    A machine with other figures computes under other conditions, for example in a container with a part of a core.
+    A machine whose figures differ may compute under other conditions, for example in a container with a part of a core.
     """
     groups: list[list[Contributor]] = []
     for machine in sorted(machines, key=lambda one: one.flops_per_s()):

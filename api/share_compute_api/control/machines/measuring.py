@@ -266,7 +266,7 @@ class Measurements:
             await asyncio.wait([earlier])
         record = await asyncio.to_thread(self._store.contributors.get, contributor_id)
         if record.state not in (ContributorState.probing, *_MEASURABLE) or record.node_id is None:
-            return  # the contributor left, or its node was lost again
+            return  # the contributor left, or its node was lost again meanwhile
         try:
             if keeps_figures:
                 await self._take_back(record, record.node_id)
@@ -286,8 +286,8 @@ class Measurements:
     async def _take_back(self, record: ContributorRecord, node_id: str) -> None:
         """Make a machine ready, or quarantined again, with its stored measurements; then start its measuring actor.
 
-        The actor is not needed at once. Before it starts, deployments and jobs take over their members: after a restart
-        of the server, their processes would wait for the processes of all actors.
+        The actor starts with a delay, because after a restart of the server, processes of deployments and jobs would
+        otherwise wait for the processes of all measuring actors.
         """
         self._drop(record.id, self._machines.get(record.id))
         await asyncio.to_thread(self._store.contributors.ready_again, record.id)

@@ -1,4 +1,4 @@
-"""Keeps the utilization of machines over the last hour, in memory; and shows the last of it to Prometheus."""
+"""Keeps the utilization of machines over the last hour, in memory, and exposes the newest values to Prometheus."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class UtilizationMonitor:
         packed = _PACKED.pack(at_s, *(math.nan if value is None else value for value in values))
         with self._lock:
             kept = self._machines.setdefault(contributor_id, deque(maxlen=_MOST_SAMPLES))
-            # A clock that was set back must not leave samples of the future.
+            # If the clock was set back, drop samples with later times.
             while kept and _at_s(kept[-1]) > at_s:
                 kept.pop()
             if len(kept) > 1 and _at_s(kept[-1]) - _at_s(kept[-2]) < _LEAST_S:
@@ -172,7 +172,7 @@ def _at_s(packed: bytes) -> float:
 
 
 def _unpacked(packed: bytes) -> UtilizationSample:
-    """Return a packed sample with four significant digits, which is more than the sensors have."""
+    """Unpack a sample to four significant digits, which exceeds the precision of the sensors."""
     at_s, *values = _PACKED.unpack(packed)
     fields = {
         name: round(value) if name in _SIZES else float(f"{value:.4g}")

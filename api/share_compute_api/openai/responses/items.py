@@ -109,7 +109,7 @@ def _item(value: Any) -> InputItem:
 
 
 def _items(value: Any) -> Any:
-    """Return the items; a text is one message of the user."""
+    """Return the items of an input; a text becomes one message of the user."""
     if value in ("", []):
         raise ValueError("it is empty")
     if isinstance(value, str):
@@ -148,7 +148,8 @@ class _Draft:
 class _Conversation:
     """Collects the messages of a chat from items.
 
-    The assistant's texts and calls of one turn become one message, because the results of its calls must follow it.
+    The assistant's texts and calls of one turn become one message, because the results of the calls must follow this
+    message.
     """
 
     def __init__(self) -> None:
@@ -226,7 +227,7 @@ def _messages(value: Any) -> tuple[Message, ...]:
     """Return the messages of a request's input.
 
     Raises:
-        ValueError: an item is wrong, there is no message, or a call and its output do not belong together.
+        ValueError: an item is wrong, there is no message, or a call and its output do not match.
     """
     items = _ITEMS.validate_python(_items(value))
     if all(isinstance(item, ReasoningItem) for item in items):
@@ -245,9 +246,9 @@ InputMessages = Annotated[
 
 
 def instructed(instructions: str | None, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Return the messages after instructions, in one message with instructions at the beginning of the messages.
+    """Return the messages with instructions in front, merged with instructions at the beginning of the messages.
 
-    Many chat templates read a message of the role system at the beginning only.
+    Many chat templates accept a message of the role system only at the beginning.
     """
     if instructions is None:
         return messages

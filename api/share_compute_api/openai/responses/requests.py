@@ -71,7 +71,7 @@ def _choice(value: Any) -> Any:
 
 
 def _few(value: Any) -> Any:
-    """Refuse a list that is too long before its entries are checked."""
+    """Refuse a list that is too long, before its entries are validated."""
     if isinstance(value, dict) and len(value) > MOST_METADATA:
         raise ValueError(f"it has {len(value)} entries; at most {MOST_METADATA} are read")
     return value

@@ -118,7 +118,7 @@ class ResponsesShape:
     def chunks(self, index: int, piece: AnswerPiece) -> list[dict[str, Any]]:
         """Return the events for the next piece of the text."""
         del index
-        # Parts without a name continue the call that began before the piece's text.
+        # Parts without a name continue the call that began before this piece.
         continued = list(takewhile(lambda call: call.name is None, piece.calls))
         events = [event for call in continued for event in self._continue_call(call)]
         if piece.text or piece.tokens:
@@ -133,12 +133,12 @@ class ResponsesShape:
         return events
 
     def last(self, usage: Usage) -> list[dict[str, Any]]:
-        """Return a list with the event that has the whole response."""
+        """Return a list with the event that contains the whole response."""
         response = self._ended(usage)
         return [self._response_event(response.status, response)]
 
     def failed(self, failure: Exception) -> list[dict[str, Any]]:
-        """Return a list with the event that reports a failure, and has the output before it."""
+        """Return a list with the event that reports a failure and contains the output so far."""
         problem = problem_of(failure)
         is_busy = problem.status == HTTPStatus.TOO_MANY_REQUESTS
         error = ResponseFailure(
@@ -183,7 +183,7 @@ class ResponsesShape:
         """End the open item, if there is one.
 
         Args:
-            is_cut: whether the response ends here because it has its largest number of tokens.
+            is_cut: whether the response ends here because it reached its maximum number of tokens.
         """
         match self._open:
             case _Message() as message:
@@ -239,7 +239,7 @@ class ResponsesShape:
 
 
 def _pieces(answer: FullAnswer) -> Iterator[AnswerPiece]:
-    """Yield a whole answer as pieces: its text up to each call, and the call."""
+    """Yield a whole answer as pieces: the text before each call, and the call."""
     start = 0
     for call, offset in zip(answer.calls, answer.call_offsets, strict=True):
         yield AnswerPiece(text=answer.text[start:offset], calls=(call,))

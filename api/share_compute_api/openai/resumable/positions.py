@@ -1,4 +1,4 @@
-"""Positions in a stream: they are the ids of its events, and say how much of each answer was sent.
+"""Positions in a stream, which are the ids of its events: they state how much of each answer was sent.
 
 A position has one item for each answer, separated by commas, in the order of the answers' indexes:
 
@@ -50,7 +50,7 @@ class SentAnswer:
         return f"{self.characters}{tokens}{calls}{'.' if self.has_ended else ''}"
 
     def is_ahead_of(self, answer: FullAnswer) -> bool:
-        """Return whether more was sent than the answer has so far."""
+        """Return whether more was sent than the answer contains so far."""
         return (
             self.characters > len(answer.text)
             or self.tokens > len(answer.tokens)
@@ -73,7 +73,7 @@ class SentAnswer:
             pieces.append(replace(last, finish=finish))
         for piece in pieces:
             if piece.text or piece.tokens:
-                # After a restart, more of the text may have been sent than was generated again so far.
+                # After a restart, more of the text may have been sent than has been regenerated so far.
                 self.characters = max(self.characters, len(answer.text))
                 self.tokens = max(self.tokens, len(answer.tokens))
             for call in piece.calls:

@@ -47,7 +47,7 @@ def read_record(events: Sequence[Any], num_sequences: int) -> Record:
 
 
 class RecordingEngine:
-    """Engine for one request, whose events are recorded.
+    """Engine that records the events of one request.
 
     Args:
         engine: generates the tokens.
@@ -94,7 +94,7 @@ class RecordingEngine:
 
 
 class _RecordedStream:
-    """Events of the past, then those of a stream, which are recorded; see `engine.Stream`."""
+    """Events of the past, followed by those of a stream, which are recorded; see `engine.Stream`."""
 
     def __init__(
         self,

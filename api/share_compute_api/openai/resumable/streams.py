@@ -1,8 +1,8 @@
-"""Resumable streams: their sequences are generated whether or not a client reads them.
+"""Resumable streams: their sequences are generated even if no client reads them.
 
-A task reads the sequences of a request into its answers. A reader is a position in these answers, so a client can
-continue at any position. The sequences' events are also stored, about once a second. After a restart of the server,
-the next request for the stream submits its sequences again, with the stored tokens.
+A task collects the sequences of a request into answers. A reader is a position in these answers, so a client can
+continue at any position. The sequences' events are also stored, about once a second. After a restart of the server, the
+next request for the stream submits its sequences again, with the stored tokens.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _log = logging.getLogger(__name__)
 
 
 class ResumableStream:
-    """A request whose answers are generated without regard to readers.
+    """A request whose answers are generated even without readers.
 
     Args:
         record: the stored stream.
         request: the request, with its seed.
-        completion: the sequences of the request, which have begun.
+        completion: the sequences of the request, already begun.
         recording: the engine of ``completion``.
         shape: builds the chunks.
-        notifier: knows whether the server shuts down.
+        notifier: signals that the server is shutting down.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ResumableStream:
                         self._ended.add(index)
                 self._notify()
         except ShareComputeError as failure:
-            # A server that shuts down cancels all sequences; the next server continues this stream.
+            # When the server shuts down, it cancels all sequences; the next server continues this stream.
             if not self._notifier.is_closed:
                 self.failure = failure
         finally:
@@ -137,7 +137,7 @@ class ResumableStream:
         """Return the position after an event; the start if ``last_event_id`` is None.
 
         After a restart, a position that the text has not reached is accepted while the answer grows: its last tokens
-        may have been sent, and not stored.
+        may have been sent but not stored.
 
         Raises:
             UserError: ``last_event_id`` is malformed, or ahead of the text.
@@ -328,12 +328,12 @@ class ResumableStreams:
         return stream
 
     async def find(self, stream_id: str, caller: ApiKeyRecord) -> ResumableStream:
-        """Return a stream; submit its sequences again if an earlier server has stored it.
+        """Return a stream; resubmit its sequences if an earlier server stored the stream.
 
         Raises:
             NotFound: there is no such stream, or it belongs to another key.
-            Gone: the stream has expired, was cancelled, or its model is not served any more.
-            UserError: the tools of the request cannot be used with the model's tokenizer any more.
+            Gone: the stream has expired, was cancelled, or its model is no longer served.
+            UserError: the tools of the request can no longer be used with the model's tokenizer.
             Unavailable: the model does not answer yet.
         """
         live = self._live.get(stream_id)
@@ -356,7 +356,7 @@ class ResumableStreams:
     def _restored(self, stream_id: str, task: asyncio.Task[ResumableStream]) -> None:
         del self._restoring[stream_id]
         if not task.cancelled():
-            task.exception()  # the requests that wait for the stream report it
+            task.exception()  # the requests that wait for the stream report the error
 
     async def _stored(self, stream_id: str, caller: ApiKeyRecord) -> StreamRecord:
         record = await asyncio.to_thread(self._log.get, stream_id)
@@ -406,7 +406,7 @@ class ResumableStreams:
                 f"the model {record.model} of this stream is not served any more",
                 hint="send the request again; GET /v1/models lists what is served",
             )
-        # After a restart of the server, clients may come before the deployment has begun.
+        # After a restart of the server, clients may reconnect before the deployment has started.
         engine = await self._engines.wait_for(record.model, record.deployment_id, _ENGINE_S)
         if engine is not None:
             return cast("TextEngine", engine)
@@ -440,7 +440,8 @@ class ResumableStreams:
 
     async def run(self) -> None:
         """Store new events every second, and let streams expire, until cancelled."""
-        await asyncio.to_thread(self._log.touch)  # the time without a server does not count
+        # the time without a server does not count as time without readers
+        await asyncio.to_thread(self._log.touch)
         while True:
             await asyncio.sleep(_SAVE_S)
             for stream in list(self._live.values()):
@@ -448,7 +449,7 @@ class ResumableStreams:
                     self._unwanted.add(stream.id)
                     self._live.pop(stream.id, None)
                     await stream.end()
-            # A write that has begun must end before `close` makes the last one.
+            # A write in progress must end before `close` makes the last write.
             await asyncio.shield(asyncio.ensure_future(self._save()))
             try:
                 kept = (*self._live, *self._restoring)
@@ -493,12 +494,12 @@ class ResumableStreams:
 
 
 def _fixed_tokens(completion: Completion, stored: Mapping[str, Any] | None) -> int:
-    """Return the number of tokens of the prompts, and of the stored request at four characters for a token."""
+    """Return the number of tokens of the prompts, plus that of the stored request (four characters per token)."""
     return completion.prompt_tokens + len(json.dumps(stored)) // 4
 
 
 def _weight(request: TextRequest) -> int:
-    """Return the number of tokens that one token of an answer counts as: more with log-probabilities."""
+    """Return the number of tokens for which one token of an answer counts; it is higher with log-probabilities."""
     return 1 if request.top_tokens is None else 1 + request.top_tokens
 
 

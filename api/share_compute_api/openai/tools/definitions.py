@@ -87,7 +87,7 @@ class NamedTool(StrictModel):
 
 
 def read_choice(value: Any, named: type[BaseModel], example: str) -> Any:
-    """Return a tool choice, so that a wrong one is one error and not one for each alternative.
+    """Return a tool choice; a wrong one causes a single error instead of one for each alternative.
 
     Args:
         value: value in the request.
@@ -95,7 +95,7 @@ def read_choice(value: Any, named: type[BaseModel], example: str) -> Any:
         example: such a choice, for the error.
 
     Raises:
-        ValueError: the value is no choice.
+        ValueError: the value is not a choice.
     """
     try:
         if isinstance(value, dict):

@@ -12,14 +12,15 @@ from share_compute_api.openai.tools.syntax import ToolSyntax
 def call_grammar(request: ToolRequest, syntax: ToolSyntax) -> str | None:
     """Return the grammar of an answer in Lark; None if the request does not constrain it.
 
-    If a call is required, the answer is one call or, if the request allows it, several. Otherwise text is free up to
-    the mark of a call, and calls follow the grammar. See https://github.com/guidance-ai/llguidance, docs/syntax.md.
+    If a call is required, the answer is one call or, if the request allows it, several. Otherwise text is unconstrained
+    up to the mark of a call, and calls follow the grammar. See https://github.com/guidance-ai/llguidance,
+    docs/syntax.md.
     """
     if not any(map(request.is_constrained, request.tools)):
         return None
     begin = _mark(syntax.begin, syntax)
     if request.is_required:
-        # Without a special token, the text begins with the JSON object, as the chat templates of Llama ask for.
+        # Without a special token, the text begins with the JSON object, as the chat templates of Llama require.
         rules = [f"start: {_repeated(request, syntax, '' if syntax.is_bare else begin)}"]
     elif syntax.is_bare:
         rules = [f"start: {_group(request, syntax)} | tail", "tail: TEXT", r"TEXT: /([^ \t\r\n{](.|\n)*)?/"]
@@ -45,7 +46,7 @@ def _mark(mark: str, syntax: ToolSyntax) -> str:
 
 
 def _repeated(request: ToolRequest, syntax: ToolSyntax, begin: str) -> str:
-    """Return the Lark expression of an answer that has calls only."""
+    """Return the Lark expression of an answer that consists only of calls."""
     group = f"{begin} {_group(request, syntax)}"
     if request.is_single or syntax.is_bare or (syntax.format == "mistral" and not syntax.arguments):
         return group
@@ -54,7 +55,7 @@ def _repeated(request: ToolRequest, syntax: ToolSyntax, begin: str) -> str:
 
 
 def _group(request: ToolRequest, syntax: ToolSyntax) -> str:
-    """Return the Lark expression of the text after the mark of a call: a call, or all calls where one mark has all."""
+    """Return the Lark expression of the text after the mark of a call: one call, or all calls with this mark."""
 
     def several(separator: str) -> str:
         return "function" if request.is_single else f'function ("{separator}" function)*'

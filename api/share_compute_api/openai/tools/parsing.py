@@ -1,4 +1,7 @@
-"""Finds tool calls in a model's text that arrives in pieces. The result does not depend on the cuts between pieces."""
+"""Finds tool calls in a model's text, which arrives in pieces.
+
+The result does not depend on the cuts between pieces.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ _ALPHABET = string.ascii_letters + string.digits
 class ToolCallParser:
     """Splits the text of one answer into content and tool calls.
 
-    Text that begins like a call and is none becomes content. A call whose JSON turns out to be broken after a part of
-    its arguments was returned keeps these arguments; `is_broken` is then true.
+    Text that begins like a call but is not one becomes content. If a call's JSON is found to be broken after some of
+    its arguments were returned, the call keeps these arguments, and `is_broken` is true.
 
     Args:
         syntax: syntax of the model's calls.
@@ -69,13 +72,13 @@ class ToolCallParser:
 
     @property
     def is_done(self) -> bool:
-        """Whether the answer ends here, because it may have no further call."""
+        """Whether the answer ends here, because no further call may follow."""
         return self._is_single and self.num_calls > 0
 
     def read(self, piece: AnswerPiece) -> AnswerPiece:
-        """Return the piece with the content and the parts of calls that are certain after its text.
+        """Return a piece with the content and the parts of calls that the text so far determines.
 
-        Its reason to end is "tool_calls" if the text ended by itself, with complete calls only.
+        The finish reason is "tool_calls" if the text ended by itself and all calls are complete.
         """
         for character in piece.text:
             if not self.is_done:
@@ -104,7 +107,7 @@ class ToolCallParser:
     # -- states: text outside of calls -------------------------------------------------------------------------------
 
     def _blank_start(self, character: str) -> None:
-        """Process blanks at the beginning of a text that may be a call as a whole."""
+        """Process blanks at the beginning of a text that may be a single call."""
         self._raw.append(character)
         if character == "{":
             self._begin_object(None)
@@ -192,7 +195,7 @@ class ToolCallParser:
 
     def _in_object(self, character: str) -> None:
         self._raw.append(character)
-        if character in self._syntax.special:  # a special token is no part of JSON
+        if character in self._syntax.special:  # a special token is not part of JSON
             self._end_call(None, character)
         else:
             self._take(character)
@@ -220,7 +223,7 @@ class ToolCallParser:
         """Process the end of a call's object.
 
         Args:
-            call: name of the function and its arguments; None if the object is no call.
+            call: name of the function and its arguments; None if the object is not a call.
             last: last character, if it does not belong to the object, else "".
         """
         assert self._object is not None
@@ -240,7 +243,7 @@ class ToolCallParser:
             self._refuse(last)
 
     def _refuse(self, last: str) -> None:
-        """Make the present call content, because it is none; ``last`` is its last character, which may begin a mark."""
+        """Turn the present text into content, because it is not a call; its ``last`` character may begin a mark."""
         self._content += self._raw[: len(self._raw) - len(last)]
         self._object, self._raw = None, []
         self._text_again(last)
@@ -255,10 +258,13 @@ class ToolCallParser:
 
 
 class _JsonObject:
-    """A JSON object that arrives character by character. Its nesting is followed, and its end checks all of it.
+    """A JSON object that arrives character by character.
+
+    The parser tracks its nesting, and validates the whole object at its end.
 
     Args:
-        name: name of the function, if the object is its arguments; None if the object has the name and the arguments.
+        name: name of the function, if the object is the function's arguments; None if the object has the name and the
+            arguments.
     """
 
     def __init__(self, name: str | None) -> None:
@@ -306,13 +312,13 @@ class _JsonObject:
         is_inside = max(before, self._depth) >= self._arguments_depth
         self.is_head = self.name is None and self._num_heads == 0 and is_inside
         self._num_heads += self.is_head
-        # After the first object inside, the remaining ones are no arguments.
+        # After the first inner object, further inner objects are not arguments.
         self.is_argument = is_inside and self._num_heads <= 1
         if before == self._arguments_depth > self._depth:
             self._num_heads = 2
 
     def call(self, *, needs_arguments: bool) -> tuple[str, str] | None:
-        """Return the name of the function and the arguments as JSON; None if the object is no call."""
+        """Return the name of the function and the arguments as JSON; None if the object is not a call."""
         try:
             found = json.loads(self.text, parse_constant=_refuse_constant, object_pairs_hook=_unique)
         except (ValueError, RecursionError):
@@ -335,7 +341,7 @@ class _JsonObject:
         return found["name"], self._written(arguments)
 
     def _written(self, arguments: dict[str, Any]) -> str:
-        """Return the arguments as the model wrote them if the object has the usual form, else as JSON."""
+        """Return the arguments as the model wrote them if the object has the usual form, else re-encoded as JSON."""
         match = _HEAD.match(self.text)
         if match is not None:
             decoded, end = json.JSONDecoder().raw_decode(self.text, match.end() - 1)
@@ -356,7 +362,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _joined(deltas: list[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
-    """Return the deltas; those that continue the arguments of one call are joined."""
+    """Return the deltas, with those joined that continue the arguments of one call."""
     joined: list[ToolCallDelta] = []
     for delta in deltas:
         last = joined[-1] if joined else None

@@ -268,7 +268,7 @@ def _facts(wanted: SiblingRequest) -> dict[str, Any]:
 
 
 def _served(context: Context, held: HeldRecord | None) -> float | None:
-    """Return the tokens per second of all replicas of the deployment that a machine is leased to."""
+    """Return the tokens per second of all replicas of the deployment to which a machine is leased."""
     if held is None or held.deployment_id is None or context.deployments is None:
         return None
     return sum(status.tokens_per_s for status in context.deployments.statuses(held.deployment_id))

@@ -101,7 +101,7 @@ class _OpenedFile(FileResponse):
 
 
 def _files(context: Context, job: JobRecord, artifact: ArtifactRecord) -> list[FileEntry]:
-    """Return the files of an artifact; the model card replaces a file of its name."""
+    """Return the files of an artifact; the generated model card replaces a file with the same name."""
     entries = list(_own_files(context, artifact))
     if not entries or not has_card(artifact, job):
         return entries
@@ -111,7 +111,7 @@ def _files(context: Context, job: JobRecord, artifact: ArtifactRecord) -> list[F
 
 
 def _own_files(context: Context, artifact: ArtifactRecord) -> Iterator[FileEntry]:
-    """Yield those files of an artifact that can be opened."""
+    """Yield the files of an artifact that can be opened."""
     found = sorted(artifact.path.rglob("*")) if artifact.path.is_dir() else [artifact.path]
     root = root_of(artifact.path)
     for file in found:

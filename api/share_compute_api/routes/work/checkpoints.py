@@ -68,7 +68,7 @@ async def export_checkpoint(job_id: str, step: Step, context: InContext, caller:
             return made
         checkpoint = await run_in_threadpool(_require, job_id, step, context)
         target = _folder(job_id, context) / "exports" / name / "model"
-        # The exporting process needs no files of the links, and may not read them.
+        # The exporting process needs no files of the links, and must not be able to read them.
         spec = job.training.without_links()
         request = ExportRequest(checkpoint=checkpoint, spec=spec, target=target)
         size_bytes = await context.exports.export(request, _policy(spec, context))
@@ -105,7 +105,7 @@ def _found(job_id: str, context: Context) -> dict[int, Path]:
 
 
 def _require(job_id: str, step: int, context: Context) -> Path:
-    """Return the folder of a checkpoint; raise NotFound if there is none of this step."""
+    """Return the folder of a checkpoint; raise NotFound if there is no checkpoint of this step."""
     checkpoint = _found(job_id, context).get(step)
     if checkpoint is None:
         raise NotFound(

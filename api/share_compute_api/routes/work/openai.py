@@ -282,7 +282,7 @@ async def _answer(
 
 
 def _with_warning(response: Response, wanted: ApiRequest) -> Response:
-    """Add a header with the names of the request's ignored fields, which front ends such as Open WebUI add."""
+    """Add a header with the names of ignored request fields; front ends such as Open WebUI add such fields."""
     if wanted.ignored:
         response.headers["X-Ignored-Parameters"] = ", ".join(wanted.ignored)
     return response

@@ -23,7 +23,7 @@ def get_rounds(
     policy = context.store.jobs.get(job_id).training.training.rounds
     if policy is None:
         return RoundsView(rounds=[])
-    # The time of a round begins with the merge before it.
+    # The time of a round begins with the previous merge.
     events = context.store.events.last(job_id, _KIND, limit + 1)
     ids = {machine for event in events for branch in event.data["branches"] for machine in branch["machines"]}
     names = {machine.id: machine.name for machine in context.store.contributors.list(ids=ids)}

@@ -217,7 +217,7 @@ class CheckModel(Question[ModelSizes]):
 
 
 class _OfLayers(Question[Done]):
-    """A check of a model's layers, which the process builds without weights."""
+    """A check of a model's layers; the process builds the layers without weights."""
 
     subject = "the model's configuration"
     needs_torch = True

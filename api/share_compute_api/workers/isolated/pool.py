@@ -149,7 +149,7 @@ class IsolatedProcesses:
         return self._submit(question).result()
 
     def _remembered(self, question: Question[Result]) -> Result:
-        """Return the answer to a question that needs torch; equal questions are asked once, as forms repeat them."""
+        """Return the answer to a question that needs torch; equal questions, which forms repeat, are asked once."""
         key = (type(question).__name__, hashlib.sha256(question.model_dump_json().encode()).hexdigest())
         with self._lock:
             known = self._known.get(key)
@@ -159,7 +159,7 @@ class IsolatedProcesses:
             except UserError as failure:
                 if "code" in failure.details:  # a limit was reached
                     raise
-                known = copy.copy(failure)  # without the traceback, whose frames hold the question
+                known = copy.copy(failure)  # drop the traceback, whose frames hold the question
             with self._lock:
                 self._known[key] = known
                 if len(self._known) > _MOST_KNOWN:
@@ -215,7 +215,8 @@ class IsolatedProcesses:
 
     def _dispatch(self) -> None:
         while self._idle and (pending := self._turns.take()) is not None:
-            # Prefer a runner that has already loaded the tokenizer. A process with torch replaces the runner's process.
+            # Prefer a runner that has already loaded the tokenizer. For torch, prefer one without a process, because a
+            # process with torch would replace it.
             needs_torch = pending.question.needs_torch
             suits = (
                 one for one in self._idle if (one.pid is None if needs_torch else one.knows(pending.question))
@@ -308,10 +309,10 @@ class _Runner:
         return self._process.ask(question, self._limits.time_s)
 
     def _ask_with_torch(self, question: Question[Result]) -> Result:
-        """Ask a process with torch, which ends then: it takes several times the memory of the others."""
+        """Ask a process with torch, and end it afterwards, because it takes several times the memory of the others."""
         self._drop()
         self._process = _started(self._limits, has_torch=True)
-        if self._has_ended:  # `end` found no process that it could interrupt
+        if self._has_ended:  # `end` found no process to interrupt
             raise _ending()
         try:
             answer = self._process.ask(question, self._limits.time_s)

@@ -1,4 +1,4 @@
-"""Answers of isolated processes that are kept while a submission with many similar jobs is checked."""
+"""Caches answers of isolated processes during the check of a submission with many similar jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Result = TypeVar("Result", bound=BaseModel)
 
 
 class Asks(Protocol):
-    """Answers questions about the content of submitters, such as `IsolatedProcesses`."""
+    """Answers questions about submitters' content; `IsolatedProcesses` is an example."""
 
     def ask(self, question: Question[Result]) -> Result:
         """Return the answer to a question; block until the answer is available."""
@@ -26,8 +26,8 @@ class RememberedAnswers:
 
     Args:
         processes: the processes that answer.
-        limit_s: time from now in which questions are asked, in seconds. A question that was asked in time is waited
-            for.
+        limit_s: time from now in which questions are asked, in seconds. The answer to a question that was asked in time
+            is awaited.
         out_of_time: returns the error that is raised after this time.
     """
 
@@ -38,7 +38,7 @@ class RememberedAnswers:
         self._answers: dict[tuple[type[Any], str], Any] = {}
 
     def require_time(self) -> None:
-        """Raise the error that was given if the time is over."""
+        """Raise the given error if the time is over."""
         if time.monotonic() >= self._deadline:
             raise self._out_of_time()
 

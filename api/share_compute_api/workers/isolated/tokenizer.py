@@ -138,7 +138,7 @@ class ServedTokenizer:
 
     @property
     def tool_format(self) -> ToolFormat | None:
-        """Format of tool calls that the chat template shows; None if it shows no known one."""
+        """Format of tool calls that the chat template uses; None if it uses no known format."""
         templates = self._tokenizer.chat_template
         if isinstance(templates, dict):  # transformers takes "tool_use" for requests with tools
             templates = templates.get("tool_use") or templates.get("default")

@@ -1,4 +1,4 @@
-"""Reads the headers of safetensors files: where each weight is."""
+"""Reads from the headers of safetensors files where each weight is stored."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _weights(file: str, text: str, places: Places | None) -> Iterator[WeightEntr
 
 
 def _weight(file: str, name: str, facts: Mapping[str, Any], places: Places | None) -> WeightEntry:
-    """Return one weight; raise ValueError for a name or a shape of unlikely length."""
+    """Return one weight; raise ValueError if its name or its shape is implausibly long."""
     start, stop = facts["data_offsets"]
     if max(len(name), len(facts["dtype"])) > _MOST_NAME or len(facts["shape"]) > _MOST_DIMENSIONS:
         raise ValueError("the name or the shape is too long")
@@ -78,7 +78,7 @@ def _weight(file: str, name: str, facts: Mapping[str, Any], places: Places | Non
 
 
 def _by_layer(weights: list[WeightEntry], places: Places | None) -> tuple[LayerWeights, ...]:
-    """Return the sums of weights that are sorted by layer."""
+    """Return sums over weights that are sorted by layer."""
     tied = frozenset(() if places is None else places.tied)
     found = []
     for layer, group in groupby(weights, lambda weight: weight.layer):

@@ -28,10 +28,10 @@ class WeightHeaders:
         self._left_bytes = _MOST_HEADER_BYTES
 
     def read(self, file: BinaryIO) -> bytes:
-        """Return the header of an opened file, whose data follow at its position then.
+        """Return the header of an opened file; afterwards the file's position is at the data.
 
         Raises:
-            UserError: the headers that were read are too large together.
+            UserError: all headers together are too large.
         """
         size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         if size > self._left_bytes:
@@ -50,7 +50,7 @@ def weight_files(text: str, repository: str) -> tuple[str, ...]:
         repository: name of the model on the Hub, for error messages.
 
     Raises:
-        UserError: the text is no index of safetensors files, or it names more than `MOST_WEIGHT_FILES` files.
+        UserError: the text is not an index of safetensors files, or it names more than `MOST_WEIGHT_FILES` files.
     """
     content = read_json(text, INDEX)
     places = content.get("weight_map") if isinstance(content, dict) else None

@@ -2,7 +2,7 @@
 
 The program reads questions from standard input and answers each on standard output. At its start it limits its memory
 to its current use plus ``BYTES``. The program exits at the end of its input, and when it runs out of memory. It imports
-torch only if its arguments say so.
+torch only with the argument ``torch``.
 """
 
 from __future__ import annotations
@@ -218,7 +218,8 @@ def _import_all() -> None:
 
     The imports count neither towards the memory limit nor towards the time limit of the first question.
     """
-    # Prevent the import of torch, which takes seconds and 300 MB. Configuration classes import it but do not need it.
+    # Prevent the import of torch, which takes seconds and 300 MB. Configuration classes import torch but do not need
+    # it.
     sys.modules["torch"] = None  # type: ignore[assignment]  # transformers then finds that it is not installed
     import llguidance
     import tokenizers
@@ -229,7 +230,7 @@ def _import_all() -> None:
 
     del llguidance, tokenizers, PreTrainedTokenizerFast, share_compute
     sys.meta_path.insert(0, _NoTorch())
-    del sys.modules["torch"]  # scipy looks for torch among the imported modules, and expects a module
+    del sys.modules["torch"]  # scipy looks for torch among the imported modules, and expects to find a module
 
 
 def _import_torch() -> None:

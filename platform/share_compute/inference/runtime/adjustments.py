@@ -112,7 +112,7 @@ def adjusted(logits: Tensor, adjustments: Sequence[Adjustment], positions: Seque
     """Return adjusted logits ``[rows, vocabulary]``; those of forbidden tokens are -inf.
 
     Args:
-        logits: logits ``[rows, vocabulary]`` in float32; returned as they are if nothing changes them.
+        logits: logits ``[rows, vocabulary]`` in float32; returned unchanged without adjustments.
         adjustments: adjustment of each row.
         positions: position of each row's token in its sequence.
     """

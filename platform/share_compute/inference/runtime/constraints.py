@@ -87,7 +87,7 @@ class Grammar:
         allowed = np.zeros(self._vocabulary_size, dtype=np.bool_)
         shared = min(len(found), self._vocabulary_size)
         allowed[:shared] = found[:shared]
-        # llguidance knows one end of text, and a model may have several.
+        # llguidance knows one end-of-text token, and a model may have several.
         if self._stop_ids and self._matcher.is_accepting():
             allowed[self._stop_ids] = True
         return allowed

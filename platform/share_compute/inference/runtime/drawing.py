@@ -3,9 +3,9 @@
 Each draw uses one exponential random number per token id, which depends only on the seed and the token's position. The
 token with the largest quotient of probability and random number is drawn (equivalent to the Gumbel-max trick).
 
-A drawn token must not depend on the other rows of a call. So only operations that give each number the same bits in
-every batch compute several rows at once. Sums are computed row by row, because torch splits the sum of a single long
-row between threads, and so rounds it differently.
+A drawn token must not depend on the other rows of a call. So several rows are computed at once only by operations whose
+bits do not depend on the batch. Sums are computed row by row: torch splits the sum of a single long row between
+threads, which changes its rounding.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def eligible(weights: Tensor, options: SamplingOptions) -> Ids | None:
 def _searches(weights: Weights, total: np.float32) -> Iterator[tuple[Ids, Weights, bool]]:
     """Yield growing sets of the most probable tokens: ids, their weights, and whether the set has all tokens.
 
-    Sorting a large vocabulary takes most of the time of a draw, and most draws need only a small part of it sorted.
+    Sorting a large vocabulary takes most of the time of a draw, and most draws need only a small sorted part.
     """
     size, fraction = len(weights), _FIRST_FRACTION
     while size > _SMALL and fraction <= size * _GROWTH:
@@ -103,7 +103,7 @@ def _searches(weights: Weights, total: np.float32) -> Iterator[tuple[Ids, Weight
 def _least(
     found: Weights, total: np.float32, options: SamplingOptions, *, is_whole: bool
 ) -> np.float32 | None:
-    """Return the smallest weight that may be drawn; None if that depends on tokens outside ``found``.
+    """Return the smallest weight that may be drawn; None if the smallest weight depends on tokens outside ``found``.
 
     Args:
         found: weights of the most probable tokens, in any order.
@@ -121,7 +121,7 @@ def _least(
         total = np.float32(torch.from_numpy(best.copy()).sum().item())
         least = max(least, best[-1])
     if options.top_p < 1:
-        # Keep a token if the more probable ones together have less than top_p: the kept tokens have at least top_p.
+        # Keep a token if the more probable ones sum to less than top_p. So the kept tokens sum to at least top_p.
         before = best.cumsum(dtype=np.float64).astype(np.float32) - best
         num_kept = int(np.count_nonzero(before < np.float32(options.top_p) * total))
         if num_kept == len(best) and not (is_whole or top_k):

@@ -21,8 +21,9 @@ _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 class FusedLinear(nn.Module):
     """Several linear layers as one.
 
-    A call of one part computes the outputs of all parts, and keeps the others for calls with the same tensor. The first
-    time, it compares this tensor with a copy: if a model changes the tensor between the calls, outputs are not kept.
+    A call of one part computes the outputs of all parts, and keeps them for calls of the other parts with the same
+    tensor. The first time, it compares the tensor with a copy. If the model changed the tensor between the calls,
+    outputs are no longer kept.
 
     Args:
         layer: linear layer whose outputs are those of all parts, one after the other.
@@ -63,7 +64,7 @@ class FusedLinear(nn.Module):
 class FusedPart(nn.Module):
     """One of the layers in a `FusedLinear`, with the attributes of a linear layer that models read.
 
-    The first part has the `FusedLinear` as a submodule, so that walks over modules meet it once.
+    The first part has the `FusedLinear` as a submodule, so that a walk over modules visits it once.
 
     Args:
         fused: all layers.
@@ -94,9 +95,9 @@ class FusedPart(nn.Module):
 
 
 def fuse_linears(module: nn.Module) -> None:
-    """Replace linear layers inside a module that multiply the same inputs by parts of one layer.
+    """Replace linear layers inside a module that have the same inputs: each becomes a part of one fused layer.
 
-    Layers stay as they are if other modules share their weights, or if not all of them have a bias.
+    Layers stay unchanged if other modules share their weights, or if not all of them have a bias.
 
     Args:
         module: module whose weights are filled.

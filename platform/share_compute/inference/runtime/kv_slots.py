@@ -53,7 +53,7 @@ class KVSlot:
         ]
         memory = torch.empty(sum(map(math.prod, shapes)), dtype=dtype, device=device)
         self._parts: list[Tensor]
-        if len(set(shapes)) == 1:  # the usual case: one tensor, so that all layers are sliced at once
+        if len(set(shapes)) == 1:  # the usual case: one tensor, so that one operation slices all layers
             self._parts = [memory.view(len(shapes), *shapes[0])]
         else:
             parts = torch.split_with_sizes(memory, [math.prod(shape) for shape in shapes])

@@ -1,4 +1,4 @@
-"""Operators that compiled code calls as they are: torch's compiler does not look into them.
+"""Opaque operators: compiled code calls them, and torch's compiler does not trace into them.
 
 Linear layers with packed or int8 weights are one such operator, because the compiler does not know their weights.
 Compiled code gets the number of a layer as a tensor, so that layers of one class share their code.
@@ -36,7 +36,7 @@ def define_operator(schema: str, compute: Callable[..., Tensor], empty: Callable
 
 
 def numbered(layer: nn.Module) -> Tensor:
-    """Return a tensor with a new number for a layer, with which `call_opaquely` finds it."""
+    """Return a tensor with a new number for a layer; `call_opaquely` finds the layer by this number."""
     number = next(_NUMBERS)
     _LAYERS[number] = layer
     return torch.tensor(number, device="cpu")

@@ -53,7 +53,7 @@ class PackedLinear(nn.Module):
 
     @property
     def keeps_plain(self) -> bool:
-        """Whether the plain weights are in memory beside the packed ones."""
+        """Whether the plain weights are in memory in addition to the packed ones."""
         return self._weights[0] is not None
 
     def smaller(self) -> nn.Module:

@@ -1,6 +1,6 @@
 """Ragged attention: the chunks of an engine step are concatenated along the token dimension, without padding.
 
-Transformers models call the attention function that their configuration names; here it is `attend`. It computes
+Transformers models call the attention function that their configuration names; here this is `attend`, which computes
 attention for each chunk separately. There is no list of supported architectures: `Probe` and `attend` raise an error
 for models that need a different kind of attention.
 """
@@ -94,7 +94,8 @@ class Attention:
             scaling: factor of the products of queries and keys; None for ``key_size ** -0.5``.
             window: number of positions that each token attends to: its own and those before it; None for all.
             softcap: bound of the scaled products, applied with tanh; None for no bound.
-            sinks: attention sinks ``[heads]``: logits that take part in the softmax but have no value; None for none.
+            sinks: attention sinks ``[heads]``: logits that take part in the softmax but have no value; None for no
+                sinks.
 
         Returns:
             Attention outputs ``[1, tokens, heads, value_size]``.
@@ -129,8 +130,8 @@ class Attention:
             return torch.cat(found, 1)
         groups = key.shape[1]
         if self._decodes:
-            # Grouped-query attention: the query heads of a group share keys, so they are computed like several tokens
-            # that attend to the same positions.
+            # Grouped-query attention: query heads of a group share keys. So they are computed like several tokens that
+            # attend to the same positions.
             tokens = query.transpose(1, 2)
             askings = tokens.reshape(tokens.shape[1], 1, groups, -1, tokens.shape[3]).unbind(0)
             found = [
@@ -345,8 +346,8 @@ def _attended(query: Tensor, _key: Tensor, value: Tensor, *_: Any) -> Tensor:
     return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
 
-# An operator, so that compiled code of a layer calls attention as it is: the numbers of past tokens change with each
-# step. The operator is not declared to write the KV slots, because these are no arguments.
+# Attention is an operator, so that compiled code does not trace into it: the number of past tokens changes with each
+# step. The operator does not declare that it writes the KV slots, because they are not arguments.
 _OPERATOR = define_operator(
     "attend(Tensor query, Tensor key, Tensor value, float? scaling, int? window, float? softcap, Tensor? sinks) "
     "-> Tensor",

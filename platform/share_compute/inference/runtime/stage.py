@@ -95,7 +95,7 @@ class ServingStage(EngineStage):
         self._sampler = Sampler(int(self._text.vocab_size), device, tokenizer) if draws else None
 
     def _kept(self, caches: list[LayerCache]) -> list[LayerCache]:
-        """Return the shapes of the keys and values that this process keeps, of those of the whole layers."""
+        """Return the shapes of the keys and values that this process keeps, given those of the whole layers."""
         return caches
 
     def _require_plain(self) -> None:
@@ -263,7 +263,7 @@ class ServingStage(EngineStage):
             self.open(opening)
 
     def _outputs(self, step: EngineStep, inputs: Tensor) -> Tensor:
-        """Compute the chunks of a step; return as `_run`, with a row for each chunk that samples."""
+        """Compute the chunks of a step; return the result of `_run`, with a row for each chunk that samples."""
         attention = Attention(
             [AttentionChunk(self._slots[chunk.sequence], chunk.start, chunk.count) for chunk in step.chunks]
         )
@@ -300,7 +300,7 @@ def _positions(step: EngineStep, device: torch.device) -> Tensor:
 
 
 def _sampled_rows(step: EngineStep) -> list[int]:
-    """Return the row of the last token of each chunk with `samples` set, in the step's inputs."""
+    """Return, for each chunk with `samples` set, the row of its last token in the step's inputs."""
     stops = accumulate(chunk.count for chunk in step.chunks)
     return [stop - 1 for chunk, stop in zip(step.chunks, stops, strict=True) if chunk.samples]
 

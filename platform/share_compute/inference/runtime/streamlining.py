@@ -50,7 +50,7 @@ def call_directly(module: nn.Module) -> None:
 
 
 def call_own(modules: Iterable[nn.Module]) -> None:
-    """Make calls of modules go to the ``forward`` that each module has of its own, also after `call_directly`."""
+    """Make calls of modules use each module's own ``forward``, even after `call_directly`."""
     own: dict[type[nn.Module], type[nn.Module]] = {}
     for module in modules:
         kind = type(module)

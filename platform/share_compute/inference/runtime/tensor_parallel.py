@@ -1,8 +1,8 @@
-"""Divide the layers of a serving stage between ranks, each of which has the KV cache of its own heads.
+"""Divide the layers of a serving stage between ranks, each of which has the KV cache of some heads.
 
-The cuts are those of the architecture's plan in transformers (``_tp_plan``), which follows Megatron-LM
-(arXiv:1909.08053). A ``colwise`` linear layer computes some of the outputs on each rank. The ``rowwise`` one after it
-has the weights for these, so that the sum of all ranks is the whole output.
+The cuts follow the architecture's plan in transformers (``_tp_plan``), which follows Megatron-LM (arXiv:1909.08053). A
+``colwise`` linear layer computes some of the outputs on each rank. The next ``rowwise`` layer has the weights for these
+outputs, and the sum over all ranks is its whole output.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
 class RankGroup(Protocol):
-    """The ranks of a member, as one of them sees them. All ranks make the same calls in the same order."""
+    """The ranks of a member, seen from one rank. All ranks make the same calls in the same order."""
 
     @property
     def rank(self) -> int:
@@ -49,7 +49,7 @@ class RankGroup(Protocol):
 
 
 class SummedLinear(nn.Module):
-    """A linear layer of which each rank has some inputs.
+    """A linear layer that divides its inputs between the ranks.
 
     Args:
         layer: this rank's part, without bias.
@@ -81,7 +81,7 @@ class SummedLinear(nn.Module):
 
 
 class GatheredLinear(nn.Module):
-    """A linear layer of which each rank computes some outputs, and of which the first rank gets all.
+    """A linear layer that divides its outputs between the ranks; the first rank gathers all outputs.
 
     Args:
         layer: this rank's part.
@@ -110,7 +110,7 @@ class TensorPlan:
     """The linear layers of a stage that ranks divide.
 
     Args:
-        model: model of transformers, in which only the stage's layers compute.
+        model: model of transformers that has only the stage's layers.
         layers: the stage's layers, by index.
         caches: shapes of the keys and values of the whole layers.
         count: number of ranks.
@@ -161,7 +161,7 @@ class TensorPlan:
                 )
             blocks[name.rpartition(".")[0]].add(style)
             divided.add(name)
-        # Both attention and the MLP must be divided. Other matrices in them, such as norms of each head, are whole.
+        # Both attention and the MLP must be divided. Their other matrices, such as norms of each head, stay whole.
         has_whole_matrix = any(
             tensor.dim() > 1 and name.rpartition(".")[0] not in divided
             for name, tensor in tensors.items()
@@ -178,7 +178,7 @@ class TensorPlan:
         )
 
     def cut_layer(self, layer: nn.Module, group: RankGroup) -> None:
-        """Keep this rank's part of a layer, in memory of its own."""
+        """Keep only this rank's part of a layer, in newly allocated memory."""
         path = self._names[id(layer)]
         for parent_name, parent in list(layer.named_modules()):
             for name, child in list(parent.named_children()):
@@ -194,10 +194,10 @@ class TensorPlan:
 
         Args:
             group: the ranks.
-            tied: names of tied tensors and of those that they are tied to.
+            tied: names of tied tensors and of their sources.
 
         Returns:
-            The weights of this rank's part if they are also those of the embedding.
+            This rank's weights if the head shares them with the embedding.
         """
         for name, head in list(self._model.named_children()):
             if self._style(name) != _GATHERED or not _is_linear(head):
@@ -253,7 +253,7 @@ def _own(tensor: Tensor | None) -> Tensor | None:
 
 
 def _own_tensors(module: nn.Module) -> None:
-    """Move the tensors of a module from shared memory to memory of its own."""
+    """Copy the tensors of a module from shared memory to newly allocated memory."""
     for parameter in module.parameters():
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     for owner, name, buffer in _persistent_buffers(module):
@@ -297,7 +297,7 @@ def _blank(layer: Any, inputs: int, outputs: int, *, has_bias: bool) -> Any:
 class SharedTensors:
     """The tensors of a stage in the order in which all ranks place them in shared memory, in several parts.
 
-    Each layer is a part, so that its memory is free as soon as all ranks have copied what they need of it. Each other
+    Each layer is a part, so that its memory is freed as soon as all ranks have copied their parts of it. Each other
     tensor is a part, too.
 
     Args:

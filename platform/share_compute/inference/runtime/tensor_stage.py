@@ -1,7 +1,7 @@
 """A serving stage that several ranks compute together, led by the first rank.
 
 Each rank runs the model's own code on all hidden states, with its part of the linear layers and its own KV heads. The
-first rank also draws the tokens. It gives the other ranks each engine step, and they follow.
+first rank also draws the tokens. It sends each engine step to the other ranks.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ class LeadingStage(TensorStage):
         return super().compute(step, inputs)
 
     def _outputs(self, step: EngineStep, inputs: Tensor) -> Tensor:
-        # Slots are open and samplers ready by now, so that an error in a request did not reach the other ranks.
+        # All slots are open and all samplers are ready at this point, so an error in a request cannot reach the other
+        # ranks.
         with self._others.computing():
             self._others.compute(step, inputs)
             return super()._outputs(step, inputs)

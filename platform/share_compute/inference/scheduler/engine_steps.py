@@ -7,7 +7,8 @@ Server and stages rely on these invariants:
 2. Within a step a stage first frees the KV slots in `EngineStep.closes`, then enlarges those in `EngineStep.grows`,
    then opens those in `EngineStep.opens`. Then it computes the chunks, each of a different sequence.
 3. The first chunk in a KV slot begins at `Opening.copy_tokens`, and each next chunk where the previous one ended. The
-   chunks with the tokens of `Opening.history` come first. The last of these samples, and so does every later chunk.
+   chunks with the tokens of `Opening.history` come first. The last of them samples a token, and so does every later
+   chunk.
 4. A sampled token is the input of the next chunk in its KV slot. The first stage receives it from the last stage, so
    the chunk itself contains no tokens. Tokens sampled after the end of a sequence are dropped.
 5. In an encoder, each sequence has one chunk, its whole text, which gives a `Pooled`. No KV slots are opened or closed.
@@ -94,7 +95,7 @@ class EngineStep:
         """Return the token ids that the first stage computes, in the order of the chunks.
 
         Args:
-            fed_back: last sampled token of each sequence whose chunk has no tokens of its own.
+            fed_back: last sampled token of each sequence whose chunk contains no tokens.
         """
         ids: list[int] = []
         for chunk in self.chunks:

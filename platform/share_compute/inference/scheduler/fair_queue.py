@@ -1,8 +1,9 @@
 """Fair queueing: owners (API keys) share a replica evenly, by tokens.
 
 Each owner has a counter of the positions computed for it; the owner with the lowest counter is next. A returning owner
-starts at the lowest counter among owners with sequences, or at its own if that is higher. All counters are cleared when
-no sequence is left. Source: the virtual token counter of Sheng et al., Fairness in Serving Large Language Models, 2024.
+starts at the lowest counter among owners with sequences, or at its own counter if that is higher. All counters are
+cleared when no sequence is left. Source: the virtual token counter of Sheng et al., Fairness in Serving Large Language
+Models, 2024.
 """
 
 from __future__ import annotations

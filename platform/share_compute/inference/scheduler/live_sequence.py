@@ -152,7 +152,7 @@ class LiveSequence:
         return SlotGrowth(self.id, self.slot_tokens)
 
     def shorten(self, longest_tokens: int) -> bool:
-        """Limit prompt and answer together to ``longest_tokens``; return whether any tokens are left to generate."""
+        """Limit prompt and answer together to ``longest_tokens``; return whether tokens are left to generate."""
         self.new_tokens = min(self.new_tokens, longest_tokens - self.prompt_tokens)
         return self.new_tokens > self.num_emitted
 

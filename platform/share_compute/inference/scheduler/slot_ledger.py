@@ -76,7 +76,8 @@ class SlotLedger:
 
     def find(self, live: LiveSequence) -> Prefix | None:
         """Return a prefix that a sequence has in common with a slot, or None if no full block is in common."""
-        tokens = live.tokens[:-1]  # the last one must be computed: the next token is sampled from it
+        # The last token must be computed, because the next token is sampled from it.
+        tokens = live.tokens[:-1]
         blocks, holders = self._index.deepest(live.keys[: len(tokens) // BLOCK], _MOST_COMPARED)
         best: Prefix | None = None
         for holder in holders:
@@ -113,7 +114,7 @@ class SlotLedger:
         return source, prefix.num_tokens
 
     def grow(self, sequence: int, capacity_tokens: int) -> bool:
-        """Enlarge a slot if the old and the new slot together fit into the KV capacity; return whether they did."""
+        """Enlarge a slot if the old and the new slot together fit into the KV capacity; return whether they fit."""
         if not self.fits(capacity_tokens):
             return False
         self._evict(capacity_tokens)
@@ -141,7 +142,7 @@ class SlotLedger:
         entry = self._entries[sequence]
         self.used_tokens -= entry.capacity_tokens
         self.cached_tokens += entry.capacity_tokens
-        # Positions after the known tokens may hold tokens that were fed back after the end and never reported.
+        # After the end of a sequence, unreported tokens may have been fed back to positions after the known tokens.
         entry.tokens = entry.tokens[: entry.written]
         entry.written = len(entry.tokens)
         blocks = entry.written // BLOCK

@@ -1,6 +1,6 @@
 """Folders of pretrained models, read by the names that the model's code uses.
 
-Many architectures store tensors under names that the model's code does not use, or split them differently, for example
+Many architectures store tensors under other names than the model's code uses, or split them differently, for example
 into one tensor for each expert. transformers defines the conversions. This module runs a conversion when one of its
 tensors is read.
 """
@@ -79,7 +79,7 @@ class PretrainedWeights:
         folder: folder of safetensors files.
         config: configuration of the model.
         model: model made by `sketch`; default: the configuration's causal language model.
-        added: names of tensors that the model has beside those of the folder, which are not read from it.
+        added: names of tensors that training adds to the model; they are not read from the folder.
 
     Raises:
         UserError: the folder lacks tensors that the configuration requires, or the configuration is invalid.

@@ -104,7 +104,7 @@ def require_slices(config: Mapping[str, Any]) -> None:
 
     Raises:
         UserError: the attention has a window or another form that slices do not support, the model has dropout, or a
-            small model computes something else in slices than as a whole.
+            small model gives other outputs in slices than as a whole.
     """
     reason = _unsliced(hub_configuration(config).get_text_config().to_dict())
     first: _NotComputed | None = None
@@ -128,7 +128,7 @@ def require_slices(config: Mapping[str, Any]) -> None:
 
 
 def _unsliced(config: Mapping[str, Any]) -> str | None:
-    """Return the setting with which sequences cannot be cut; None without one."""
+    """Return the setting that prevents cutting sequences; None if there is none."""
     for name, value in sorted(config.items()):
         is_of_head = name.startswith(("summary_", "classifier_"))
         if "drop" in name and not is_of_head and isinstance(value, float) and value > 0:
@@ -239,7 +239,7 @@ def _computed(config: Mapping[str, Any], edges: Sequence[int], ids: Tensor) -> T
 
 
 def _smaller(config: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the small configurations to try, in order; the second keeps the model's own sizes of attention."""
+    """Yield the small configurations to try, in order. The second keeps the model's own attention sizes."""
     whole = hub_configuration(config).to_dict()
     for sizes in (_WIDTHS | _EXPERTS | _DEPTHS, _EXPERTS | _DEPTHS | {"intermediate_size": 64}):
         small = _shrunk(whole, sizes)
@@ -277,7 +277,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _by_layer(config: Mapping[str, Any], layers: int) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the settings that are lists with a value for each layer."""
+    """Yield the settings that are lists with one value per layer."""
     for key, value in config.items():
         if isinstance(value, list) and len(value) == layers:
             yield key, value

@@ -1,4 +1,4 @@
-"""Stages of Hugging Face causal language models, and classifiers made of them, built with the models' own code.
+"""Stages of Hugging Face causal language models and of classifiers based on them, built with the models' own code.
 
 A stage begins as the whole model with large parameters on the meta device. The modules of other stages are replaced by
 `PassThrough`. Then the remaining parameters get memory. The architecture's pipeline plan (``base_model_pp_plan``) names
@@ -57,7 +57,7 @@ _KINDS = {
 
 
 class _HeldElsewhere(UserError, AttributeError):
-    """Error: an attribute of a module of another stage was read. An AttributeError, so that `hasattr` works."""
+    """Error: an attribute of a module of another stage was read. It is an AttributeError, so that `hasattr` works."""
 
 
 class PassThrough(nn.Module):
@@ -216,7 +216,7 @@ def sketch(
 def task_sketch(
     config: Mapping[str, Any], objective: Objective, dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """Return a whole model made by `sketch` with the head for a task; for embeddings, it has no head and no pooler.
+    """Return a whole model made by `sketch` with the head for a task; for embeddings, without head and pooler.
 
     Raises:
         UserError: as in `sketch`.
@@ -283,7 +283,7 @@ def _stored_parameters(model: PreTrainedModel) -> Iterator[Named]:
 
 
 class HuggingFaceStage(Stage):
-    """One shard of a causal language model, or of a classifier or an embedding model that is made of it.
+    """One shard of a causal language model, or of a classifier or an embedding model based on one.
 
     Args:
         blueprint: blueprint of the whole model.
@@ -433,8 +433,8 @@ class HuggingFaceStage(Stage):
         """Return the outputs of the shard for one microbatch.
 
         Inputs are ids ``[batch, seq]`` (first shard) or hidden states ``[batch, seq, hidden]``. Outputs are hidden
-        states, or logits (last shard): ``[batch, seq, vocabulary]``, of a classifier ``[batch, seq, classes]``. A model
-        for embeddings returns hidden states from its last shard, too. Its first shard takes ids of pairs of texts,
+        states, or logits (last shard): ``[batch, seq, vocabulary]``, ``[batch, seq, classes]`` for a classifier. For
+        embeddings, the last shard returns hidden states, too. The first shard then takes ids of pairs of texts,
         ``[pairs, 2, seq]``, and other tensors have a row for each text.
         """
         return self.run(inputs.flatten(0, 1) if self._embeds and self.shard.is_first else inputs)
@@ -459,7 +459,7 @@ class HuggingFaceStage(Stage):
                 return logits
             hidden: Tensor = self._base(**{name: inputs}, use_cache=False, return_dict=True, **options)[0]
             if self.shard.is_last and head is not None:
-                # transformers would choose the last token by the ids, which only the first stage has.
+                # transformers would derive the last token from the ids, which only the first stage has.
                 hidden = getattr(self._model, head)(hidden)
             return hidden
         finally:
@@ -493,7 +493,7 @@ class HuggingFaceStage(Stage):
 
     @torch.no_grad()
     def initialize_added(self, seed: int) -> None:
-        """Initialize the tensors here that training adds: adapters, and a classifier's head with its pooler."""
+        """Initialize the tensors that training adds to this stage: adapters, or a classifier's head with its pooler."""
         for name, module in self.module.named_modules():
             if self._is_new(name) and (module._parameters or module._buffers):  # noqa: SLF001 - own tensors
                 torch.manual_seed(derive_seed(seed, name))

@@ -1,4 +1,4 @@
-"""The cost profile of a Hugging Face causal language model, or of a classifier or an embedding model made of it.
+"""The cost profile of a Hugging Face causal language model, or of a classifier or embedding model based on one.
 
 Costs are counted by running the model's code without its large weights. The embedding, the layers and the head run on
 fake tensors. The code around them runs on real tensors, because it may branch on the values of positions and masks.
@@ -113,7 +113,7 @@ class _Parts:
 
     Args:
         model: the model; it must not be used afterwards, since its modules are replaced.
-        outline: names of its parts.
+        outline: names of the model's parts.
         objective: task and loss.
     """
 
@@ -248,7 +248,7 @@ class _GroupedProducts(TorchFunctionMode):
 
 
 def _tried(counting: Callable[..., _Found], *arguments: int) -> _Found:
-    """Count the costs of a part over `_LENGTHS`; if they are not quadratic there, over `_LONGER`.
+    """Count the costs of a part over `_LENGTHS`, or over `_LONGER` if they are not quadratic there.
 
     Return {} if the code cannot run on fake tensors, or if the costs are not quadratic over `_LONGER` either.
     """

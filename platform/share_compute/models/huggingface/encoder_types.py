@@ -113,8 +113,8 @@ def pooling_of(folder: Path, config: Mapping[str, Any]) -> Pooling | None:
 def trained_pooling(folder: Path | None, config: Mapping[str, Any]) -> Pooling:
     """Return the pooling of a model that is trained to embed texts.
 
-    It is that of the model's folder. By default it is the mean for encoders, and the last token for decoders, since
-    only that one has read the whole text.
+    The model's folder may define it. The default is the mean for encoders. For decoders it is the last token, since
+    only this token attends to the whole text.
 
     Args:
         folder: folder of the model; None for random weights.
@@ -222,7 +222,7 @@ def _mode(folder: Path, place: str) -> Literal["mean", "cls"]:
 
 
 def _modes(folder: Path, place: str) -> set[str]:
-    """Return the modes that the pooling step in the folder ``place`` names."""
+    """Return the modes that the pooling step in the folder ``place`` defines."""
     config = _read(folder, str(Path(place, "config.json")))
     named = config.get("pooling_mode")
     if named is not None:
@@ -233,13 +233,13 @@ def _modes(folder: Path, place: str) -> set[str]:
 
 
 def _named(modes: set[str]) -> str:
-    """Return the modes of a pooling step for an error. Other content of the file is not shown."""
+    """Return the modes of a pooling step as text for an error; other content of the file is not shown."""
     known = sorted(modes & _MODES) + ["an unknown mode"] * (not modes <= _MODES)
     return " and ".join(known)
 
 
 def _read(folder: Path, name: str, kind: type = dict) -> Any:
-    """Return the content of a JSON file of a folder, which must be a ``kind``; ``kind()`` if there is no file."""
+    """Read a JSON file of a folder, whose content must be of type ``kind``; return ``kind()`` if there is no file."""
     try:
         if not (folder / name).is_file():
             return kind()

@@ -1,8 +1,8 @@
 """Experts of a mixture as one operation, of which a device can compute some experts.
 
-transformers keeps the experts of a layer in one module. Each of its parameters has a row for each expert. The module
-gets all tokens, and the experts that a router chose for each of them. Its code branches on these choices, or calls
-products that have no result without data. So layers are traced with one operation in its place.
+transformers keeps the experts of a layer in one module. Each of its parameters has a row for each expert. The module's
+inputs are all tokens, and the experts that a router chose for each token. Its code branches on these choices, or calls
+products that cannot run without data. So layers are traced with one operation in place of this module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _(hidden: Tensor, _index: Tensor, _weights: Tensor, _parameters: list[Tensor
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return whether a module has the experts of a mixture, and each of its parameters a row for each expert."""
+    """Return whether a module holds the experts of a mixture, with one row per expert in each parameter."""
     count = getattr(module, "num_experts", None)
     parameters = list(module.parameters())
     is_of_transformers = hasattr(module, "_is_expert_parallel")  # set by `use_experts_implementation`
@@ -68,8 +68,8 @@ def _traced(module: nn.Module, original: Any, *arguments: Any, **options: Any) -
 def computed_experts(module: nn.Module, tensors: Sequence[Tensor], first: int) -> Tensor:
     """Return the weighted sum of the outputs of some experts for each token, ``[tokens, features]``.
 
-    Every token reaches each of these experts that the router chose for it. Tokens without any get zeros. The rows of
-    other experts are not computed.
+    Each token is computed by those of these experts that the router chose for it. Tokens without a chosen expert get
+    zeros. Other experts are not computed.
 
     Args:
         module: module with all experts.
@@ -98,7 +98,7 @@ def computed_experts(module: nn.Module, tensors: Sequence[Tensor], first: int) -
 
 
 class _NoRows(torch.autograd.Function):
-    """Output of experts that no token reaches: zeros, whose gradients are zeros, too."""
+    """Output of experts that no token reaches: zeros, with zero gradients."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, *others: Tensor) -> Tensor:

@@ -74,16 +74,17 @@ def hub_configuration(config: Mapping[str, Any]) -> PretrainedConfig:
     inner = config.get("text_config")
     declared = {**config, **(inner if isinstance(inner, Mapping) else {})}
     _require_known_keys(declared, made)
-    # The default of head_dim fits the default of hidden_size, so only a declared one counts.
+    # The default of head_dim fits the default hidden_size, so head_dim counts only if the configuration declares it.
     widths = {name: getattr(text, name, None) for name in ("hidden_size", "num_attention_heads")}
     _require_whole_heads({**widths, "head_dim": declared.get("head_dim")})
     return made
 
 
 def _require_known_keys(declared: Mapping[str, Any], made: PretrainedConfig) -> None:
-    """Raise `UserError` for a key that differs little from one of the architecture's keys, which is not given.
+    """Raise `UserError` for a key that is probably a misspelling of a missing key of the architecture.
 
-    Configurations of transformers ignore unknown keys. Many files have old keys, which are not near the present ones.
+    Configurations of transformers ignore unknown keys. Many files have obsolete keys, which do not resemble present
+    ones.
     """
     known: set[str] = set()
     for part in (made, made.get_text_config()):
@@ -100,7 +101,7 @@ def _require_known_keys(declared: Mapping[str, Any], made: PretrainedConfig) -> 
 def _require_whole_heads(config: Mapping[str, Any]) -> None:
     """Raise `UserError` if the hidden size cannot be divided among the attention heads.
 
-    A configuration with a ``head_dim`` of its own says how wide a head is, whatever the hidden size.
+    A configuration with ``head_dim`` sets the width of a head, whatever the hidden size.
     """
     width = next((config[name] for name in _WIDTHS if config.get(name) is not None), None)
     heads = next((config[name] for name in _HEADS if config.get(name) is not None), None)

@@ -26,7 +26,7 @@ class _Entrance(PassThrough):
 
     def __init__(self) -> None:
         super().__init__()
-        # The base model reads the type of this weight, to which it converts its input.
+        # The base model converts its input to the dtype of this weight.
         self.patch_embeddings = SimpleNamespace(projection=SimpleNamespace(weight=torch.empty(0)))
 
 
@@ -84,8 +84,8 @@ def profile_images(blueprint: Blueprint) -> ModelProfile:
     """Return the cost profile of a classifier of images. Samples have one size, so costs are constants.
 
     Raises:
-        UserError: the configuration does not describe a classifier of images that can be split, samples have another
-            size than the model takes, a frozen parameter does not exist, or all parameters are frozen.
+        UserError: the configuration does not describe a classifier of images that can be split, the samples do not have
+            the model's input size, a frozen parameter does not exist, or all parameters are frozen.
     """
     require_image_model(blueprint.config or {})
     require_images(hub_configuration(blueprint.config or {}).to_dict(), blueprint.sample_shape)

@@ -1,4 +1,4 @@
-"""Calls that a Hugging Face model makes to its layers, and which of its layers are alike."""
+"""Records the calls that a Hugging Face model makes to its layers, and finds layers that are alike."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LayerCall = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def pass_through(base: nn.Module, stack: nn.ModuleList, others: Sequence[str]) -> None:
-    """Replace the layers of a model, and modules around them, so that the other code runs without weights.
+    """Replace the layers of a model and the modules around them, so that the remaining code runs without weights.
 
     Args:
         base: base model.
-        stack: its layers.
+        stack: the layers of the base model.
         others: names of modules before or after the layers.
     """
     for index, layer in enumerate(stack):
@@ -37,7 +37,7 @@ def recorded_calls(
 
     Args:
         base: base model.
-        stack: its layers.
+        stack: the layers of the base model.
         layers: indices of the layers.
         hidden: hidden states before the first layer, ``[batch, seq, hidden]``.
         cached: whether the model makes a cache for generation.

@@ -1,6 +1,6 @@
 """Reads the licence of a model from its model card (README.md).
 
-The field ``license`` of the front matter has it: https://huggingface.co/docs/hub/model-cards.
+The field ``license`` of the front matter contains the licence: https://huggingface.co/docs/hub/model-cards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MOST_CARD_BYTES = 1 << 20
 
 
 def licence_in(folder: Path) -> str | None:
-    """Return the licence in the model card of a folder; None if it has no card with a valid one.
+    """Return the licence in the model card of a folder; None if there is no card with a valid licence.
 
     A card that is a link, or below a link, is not read.
     """

@@ -105,7 +105,7 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
 
 
 def _heads(model: PreTrainedModel) -> list[str]:
-    """Return the names of the modules beside the base model; a base model has none."""
+    """Return the names of the modules other than the base model; none for a base model."""
     if model.base_model is model:
         return []
     return [name for name, child in model.named_children() if child is not model.base_model]
@@ -134,7 +134,7 @@ def part_names(model: PreTrainedModel, objective: Objective) -> PartNames:
     """Return the names of the parts of a model made by `sketch` for a task.
 
     Raises:
-        UserError: the model is none that can be cut.
+        UserError: the model cannot be cut.
     """
     if objective.reads_text and is_trainable_encoder(model.config.to_dict()):
         return EncoderPartNames(model)
@@ -147,7 +147,8 @@ def part_names(model: PreTrainedModel, objective: Objective) -> PartNames:
 def whole_parts(model: PreTrainedModel, outline: PartNames, objective: Objective) -> tuple[str, ...]:
     """Return the full names of the modules that a classifier adds to a base model: its head, and its pooler if any.
 
-    Folders of pretrained weights may lack them, and they are trained whole beside adapters. Other models have none.
+    Folders of pretrained weights may lack these modules. Training with adapters trains them whole. Models other than
+    classifiers have no such modules.
     """
     if not objective.has_classes:
         return ()

@@ -1,9 +1,9 @@
 """Attention over a sequence whose tokens are cut into slices, as ring attention (Liu et al. 2023, arXiv 2310.01889).
 
-A slice has the queries of its own tokens. Keys and values of all slices go around a ring. The parts of the softmax are
-merged by their log-sum-exp (Milakov and Gimelshein 2018, arXiv 1805.02867). The backward pass computes the scores again
-(Dao et al. 2022, arXiv 2205.14135), and gradients of keys and values go around the ring once with them. Scores exist
-for `_ROWS` queries and the keys of one slice at a time.
+A slice has the queries of its own tokens. Keys and values of all slices go around a ring. Partial results of the
+softmax are merged by their log-sum-exp (Milakov and Gimelshein 2018, arXiv 1805.02867). The backward pass recomputes
+the scores (Dao et al. 2022, arXiv 2205.14135). Keys and values go around the ring once more, together with their
+gradients. Scores exist for `_ROWS` queries and the keys of one slice at a time.
 
 Each block of scores has the same shapes wherever it is computed. So the result depends on the number of slices only,
 not on the processes that compute them.
@@ -36,9 +36,7 @@ class Ring(Protocol):
     """Exchange of tensors between the slices of a sequence."""
 
     def turn(self, index: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Give tensors to the next slice, and return those of the previous one, in new memory.
-
-        All slices call this equally often, with tensors of equal shapes.
+        """Give tensors to the next slice, and return those of the previous slice in new memory.
 
         Args:
             index: index of the slice that calls.
@@ -76,7 +74,7 @@ def present_slice() -> SequenceSlice | None:
 
 
 def use_ring_attention(model: PreTrainedModel) -> None:
-    """Have a model compute attention by `ring_attention` in `computing_slice`, and by torch's kernel elsewhere."""
+    """Make a model use `ring_attention` in `computing_slice`, and torch's attention kernel elsewhere."""
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, _mask)
     model.set_attn_implementation(_NAME)
@@ -168,7 +166,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _grouped(heads: Tensor, groups: int) -> Tensor:
-    """Return ``[batch, heads, tokens, size]`` as ``[batch, groups, n, tokens, size]``; a group has the same keys."""
+    """Return ``[batch, heads, tokens, size]`` as ``[batch, groups, n, tokens, size]``; heads of a group share keys."""
     batch, count, tokens, size = heads.shape
     return heads.reshape(batch, groups, count // groups, tokens, size)
 
@@ -248,7 +246,7 @@ def _backward(
                 sums[0] += (to_scores.transpose(-1, -2) @ asked).sum(2)
                 sums[1] += (weights.transpose(-1, -2) @ given).sum(2)
         if own.count > 1:
-            # After the last turn, the sums are back at their slice; keys and values are needed no more.
+            # After the last turn, the sums are back at their slice; keys and values are no longer needed.
             is_last = hop + 1 == own.count
             turned = own.ring.turn(own.index, sums if is_last else [*pair, *sums])
             sums, pair = turned[-2:], turned[:-2]

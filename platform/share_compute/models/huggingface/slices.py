@@ -1,7 +1,7 @@
-"""Computes several slices of a sequence in one process, each on a thread of its own.
+"""Computes several slices of a sequence in one process, each on its own thread.
 
-Only one of these threads computes at a time, in the order of slices: a thread runs until its attention needs the
-others. So the results do not depend on the scheduling of threads. One slice needs no thread.
+Only one of these threads computes at a time, in the order of slices: a thread runs until its attention needs tensors of
+the other slices. So the results do not depend on the scheduling of threads. One slice needs no thread.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Exchange = Callable[[Outgoing], dict[int, list[Tensor]]]
 
 
 def among_themselves(given: Outgoing) -> dict[int, list[Tensor]]:
-    """Exchange the tensors of all slices, which are in this process."""
+    """Exchange the tensors of all slices; all slices must be in this process."""
     count = len(given)
     return {index: [each.clone() for each in given[(index - 1) % count]] for index in given}
 

@@ -1,9 +1,9 @@
 """Stages and cost profiles of Hugging Face encoders that classify or embed texts, built with the models' own code.
 
-Attention of an encoder needs the mask of padding in every layer. Stages exchange hidden states alone, so each stage
-sets those of padding to zero, and the next stage reads the mask from them. Nothing else depends on these hidden states:
-attention gives padding no weight, and neither do the head, which reads the first token, and the pooling of embeddings.
-The hidden state of a token is never all zeros, since a layer ends with a norm.
+Attention of an encoder needs the padding mask in every layer. Stages exchange only hidden states. So each stage sets
+hidden states of padding to zero, and the next stage derives the mask from them. No other result depends on these hidden
+states: attention gives padding no weight, the head reads only the first token, and pooling leaves padding out. The
+hidden state of a token is never all zeros, since a layer ends with a norm.
 """
 
 from __future__ import annotations

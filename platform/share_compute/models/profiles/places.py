@@ -31,7 +31,7 @@ class Places(StrictModel):
         return BEFORE if name.startswith(self.opening) else self.num_layers
 
     def layer_of(self, name: str) -> int | None:
-        """Return what `of` returns; None for a name that is in no layer and in no module before or after them."""
+        """Return the result of `of`; None for a name that belongs to no layer and to no module before or after them."""
         number = name.removeprefix(self.stack).partition(".")[0] if name.startswith(self.stack) else ""
         if number.isdecimal() and len(number) < _MOST_DIGITS and int(number) < self.num_layers:
             return int(number)

@@ -72,7 +72,7 @@ class LayerProfile(StrictModel):
     """Number of scalars in the key-value cache of one sequence."""
 
     def for_rows(self, rows: int) -> LayerProfile:
-        """Return the profile of samples that are several rows of a batch: their costs add up."""
+        """Return the profile of samples that each take several rows of a batch: the costs of the rows add up."""
         if rows == 1:
             return self
         growths = {
@@ -86,7 +86,8 @@ class LayerProfile(StrictModel):
 def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
     """Return one profile for consecutive layers.
 
-    ``largest`` is the maximum of all layers, ``boundary_numbers`` is that of the last layer, and other fields are sums.
+    ``largest`` is the maximum of all layers, ``boundary_numbers`` is taken from the last layer, and other fields are
+    sums.
     """
     added: dict[str, int | QuadraticGrowth] = {}
     for name in LayerProfile.model_fields:
@@ -103,8 +104,8 @@ def joined(layers: Sequence[LayerProfile]) -> LayerProfile:
 def forward_only_before_training(pieces: Sequence[LayerProfile]) -> tuple[LayerProfile, ...]:
     """Return the profiles, with no backward costs in the pieces before the first piece that has trained parameters.
 
-    The piece before the first trained one keeps only its output as activation, and earlier pieces keep none. If nothing
-    is frozen, or nothing is trained, all profiles stay unchanged.
+    The piece just before the first trained piece keeps only its output as activation; earlier pieces keep nothing. If
+    nothing is frozen, or nothing is trained, all profiles stay unchanged.
     """
     trained = [place for place, piece in enumerate(pieces) if piece.parameters > piece.frozen]
     first = trained[0] if trained and any(piece.frozen for piece in pieces) else 0

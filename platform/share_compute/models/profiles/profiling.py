@@ -88,8 +88,7 @@ def count(run: Callable[[], Tensor], inputs: Any, module: nn.Module) -> Count:
     Args:
         run: forward function.
         inputs: input tensors, nested in any way; ``kept_bytes`` of the result does not include them.
-        module: module whose parameters and buffers ``kept_bytes`` does not include, either. Its gradients are
-            overwritten.
+        module: module whose parameters and buffers ``kept_bytes`` leaves out, too. Its gradients are overwritten.
     """
     saved: dict[StorageWeakRef, torch.UntypedStorage] = {}
 

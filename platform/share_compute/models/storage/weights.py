@@ -205,7 +205,7 @@ class FolderWriter:
             raise self._failure from failure
 
     def write(self, name: str, content: bytes) -> None:
-        """Append ``content`` to one file of the folder, which is created if needed, also in a subfolder."""
+        """Append ``content`` to a file of the folder; create the file, also in a subfolder, if it does not exist."""
 
         def append() -> None:
             (self._staging / name).parent.mkdir(exist_ok=True)
@@ -343,7 +343,7 @@ def copy_into(
 def sweep_partial(parent: Path) -> None:
     """Remove incomplete and replaced folders that `FolderWriter` left in subfolders of ``parent``.
 
-    If the writer ended before it put the new folder in place, the replaced folder gets its name back.
+    If the writer ended before it renamed the new folder, restore the replaced folder.
     """
     for partial_folder in parent.glob("*/.*.partial"):
         shutil.rmtree(partial_folder, ignore_errors=True)

@@ -3,8 +3,8 @@
 For a given number of stages on a given set of regions, the bound is the largest of the bounds in this list. The result
 is the minimum over all numbers of stages and over the clusters of a single-linkage clustering of the regions.
 
-- Work: all machines together do the work of all layers and microbatches, as if layers could be divided anywhere and no
-  machine ever waited.
+- Work: all machines together do the work of all layers and microbatches. The bound assumes that layers can be divided
+  anywhere and that no machine waits.
 - Fill: one microbatch passes through all layers, each on the machine that is fastest for it. It crosses each link
   between neighbouring stages twice: once as an activation and once as a gradient.
 - Gradient sums: a stage of several machines must sum its gradients within the time of a step. This limits the stage's

@@ -105,7 +105,7 @@ class TrainingCost(TrainingMemory):
     def link_bytes(self) -> Floats:
         """Bytes that cross a link for one microbatch at a cut before layer l ``[layers + 1]``; 0 at both ends.
 
-        These are `boundary_bytes`, compressed as the job says.
+        These are `boundary_bytes`, compressed as the job specifies.
         """
         codecs = [self.workload.boundaries.codec(layer) for layer in range(self.num_layers + 1)]
         if set(codecs) == {"none"}:
@@ -131,10 +131,10 @@ class TrainingCost(TrainingMemory):
         return self.corrected_s(estimated, self.timed(way))
 
     def _between_ranks_s(self, way: Literal["forward", "backward"]) -> Floats:
-        """Return the time in which ranks on several devices sum hidden states, ``[machines, layers]``.
+        """Return the time in which the ranks of a member sum hidden states, ``[machines, layers]``.
 
-        Attention and the MLP of a layer have one sum each, in each direction (Megatron-LM, arXiv:1909.08053).
-        Recomputed layers have those of the forward pass again.
+        Attention and the MLP of a layer have one sum each, in each direction (Megatron-LM, arXiv:1909.08053). With
+        recomputation, the sums of the forward pass are repeated.
         """
         again = way == "backward" and self.workload.activation_checkpointing
         tokens, size = self.workload.sequence_length, self.workload.microbatch_size
@@ -149,7 +149,8 @@ class TrainingCost(TrainingMemory):
     def _ring_s(self, way: Literal["forward", "backward"]) -> Floats:
         """Return the time in which keys and values of a slice go around the ring, ``[machines, layers]``.
 
-        Neighbours on the ring are in the machine's own region. In the backward pass, gradients go around with them.
+        Neighbours on the ring are in the machine's own region. In the backward pass, the gradients of keys and values
+        go around with them.
         """
         slices, again = self.workload.slices, way == "backward" and self.workload.activation_checkpointing
         turns = slices - 1 if way == "forward" else slices + (slices - 1 if again else 0)
@@ -235,7 +236,7 @@ class TrainingCost(TrainingMemory):
 
     @property
     def summed_bytes(self) -> float:
-        """Bytes of each trained parameter in one sum of gradients, compressed if the job says so."""
+        """Bytes of each trained parameter in one sum of gradients, compressed if the job specifies compression."""
         return FLOAT_BYTES if self.workload.run_bytes is None else self.workload.run_bytes
 
     def sum_time(self, stage: StageLayout) -> SumTime | None:

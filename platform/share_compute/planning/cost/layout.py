@@ -28,7 +28,7 @@ class Layout(NamedTuple):
         return tuple(member for stage in self.stages for member in stage.members)
 
     def renumbered(self, numbers: Sequence[int] | Mapping[int, int]) -> Layout:
-        """Return the layout with each machine's number ``m`` replaced by ``numbers[m]``."""
+        """Return the layout with each machine number ``m`` replaced by ``numbers[m]``."""
         return Layout(
             tuple(
                 stage._replace(members=tuple(numbers[member] for member in stage.members))

@@ -104,9 +104,9 @@ class TrainingMemory(CostTables):
 
     @property
     def ring_bytes(self) -> float:
-        """Bytes of other slices' keys, values and their gradients that a member has at a time; 0.0 without slices.
+        """Bytes of other slices' keys, values and gradients that a member holds at a time; 0.0 without slices.
 
-        The tensors of one slice leave while those of another one arrive.
+        While the tensors of one slice leave, those of another slice arrive.
         """
         return 4 * float(self.cached_bytes.max()) if self.workload.slices > 1 else 0.0
 
@@ -117,7 +117,7 @@ class TrainingMemory(CostTables):
 
     @cached_property
     def largest(self) -> Floats:
-        """Size in elements of each layer's largest trained parameter ``[layers]``, without the copy of a tied head."""
+        """Size in elements of each layer's largest trained parameter ``[layers]``, without a tied head's copy."""
         return np.array([float(piece.largest) for piece in self._pieces])
 
     @cached_property
@@ -170,7 +170,7 @@ class TrainingMemory(CostTables):
     def updated_parameters(self, start: int, stop: int, members: int) -> float:
         """Return the number of parameters that each member of a stage with layers [start, stop) updates.
 
-        With shares of the optimizer's state, this is the size of the largest share, which is at least that of the
+        With shares of the optimizer's state, this is the size of the largest share. A share is at least as large as the
         largest parameter tensor.
 
         Args:
@@ -201,7 +201,7 @@ class TrainingMemory(CostTables):
         Args:
             held: number of parameters.
             trained: number of these parameters that are trained.
-            updated: number of these parameters whose optimizer state is kept; None for all that are trained.
+            updated: number of these parameters whose optimizer state is kept; None for all trained ones.
         """
         work, updated = self.workload, trained if updated is None else updated
         gradients = 1 + (work.ranks > 1)
@@ -238,7 +238,7 @@ class TrainingMemory(CostTables):
         ahead = windows([len(each.members) for each in layout.stages])[place]
         share, members = after_a_loss(stage.shares)[member], len(stage.members)
         if self.workload.slices > 1:
-            # Other slices of a lost member's sequences need more memory, or a replacement.
+            # Slices of a lost member's sequences need more memory, or a replacement member.
             share = stage.shares[member]
             slices = share // self.workload.slice_microbatches
             ahead = slices * (len(layout.stages) - place) - 1
@@ -257,7 +257,7 @@ class TrainingMemory(CostTables):
         held, trained = self.held_parameters(start, stop), self.trained_parameters(start, stop)
         updated = self.updated_parameters(start, stop, members)
         fixed = float(self.state_bytes(held, trained, updated)) + self.for_a_time_bytes(start, stop)
-        # All `window + 1` microbatches in flight may belong to one member if another stage has more members.
+        # All `window + 1` microbatches in flight may be on one member if another stage has more members.
         in_flight = min(share, window + 1)
         inside = float(self.activation_bytes[stop] - self.activation_bytes[start])
         return fixed + in_flight * inside + share * self.kept_bytes(start, stop)

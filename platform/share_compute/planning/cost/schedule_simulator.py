@@ -6,10 +6,9 @@ A cell is a forward or a backward of one microbatch on one member. Each member r
 - A link carries one tensor at a time in each direction. A tensor occupies the link for size / bandwidth, but not during
   the latency. Both directions work at the same time, and sending does not delay computing.
 - If the machines of one host together use more threads than the host has, the machines that compute at the same moment
-  share its threads in proportion to the threads that each uses alone (processor sharing, Kleinrock 1967). The members'
-  other threads and the processes beside them take part all the time, with `SIDE_THREADS` per machine, and cells
-  need up to `CROWDED_WORK` times as much processor time as on a core of their own. Hosts with enough threads for the
-  layout's machines do not slow them down.
+  share its threads in proportion to the threads that each uses alone (processor sharing, Kleinrock 1967). Other threads
+  and processes always take `SIDE_THREADS` per machine. On a shared core, cells need up to `CROWDED_WORK` times as much
+  processor time. Hosts with enough threads for the layout's machines do not slow them down.
 - Members of a stage start to sum gradients when all of them are in their last backward. They sum the last bucket after
   these backwards.
 - If backups are on, the only member of a stage sends its gradient to another machine of the layout over the best link
@@ -173,7 +172,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _Host:
-    """A host whose threads the computing members share in proportion to the threads that they use alone."""
+    """A host whose computing members share its threads, in proportion to the threads that each uses when alone."""
 
     threads: float
     side_threads: float = 0.0
@@ -294,7 +293,7 @@ class _Pipeline:
         return None if math.isnan(arrived_s) else max(member.free_s, arrived_s)
 
     def _complete(self, member: _Member, action: Action, start_s: float, stop_s: float) -> _Member | None:
-        """Record one cell and send its output; return the receiver if it was waiting for the output, else None."""
+        """Record one cell and send its output; return the receiver if the receiver was waiting for it, else None."""
         forward = action.kind == "F"
         member.free_s = stop_s
         cell = SimulatedCell(member.stage, member.place, action.microbatch, action.kind, start_s, stop_s)

@@ -7,8 +7,8 @@ The traffic of an algorithm is that of its routes, for members with one run of m
                       bytes that a member receives inside its site / bandwidth,
                       bytes from one site to another / bandwidth between them
 
-So all members of a site share its link to another site, as machines behind one uplink do, while inside a site each
-member has a link of its own. A site is a region of the network.
+So all members of a site share its link to another site, like machines behind one uplink. Inside a site each member has
+its own link. A site is a region of the network.
 
 In a single region, the time of ``sharded`` is 2 * latency + 2 * (n - 1) / n * bytes / bandwidth for n members. If sums
 are compressed, the time is latency + (n - 1) * compressed bytes of a run / bandwidth.
@@ -79,7 +79,7 @@ class GradientSums:
         self._known: dict[tuple[Algorithm, tuple[int, ...]], SumTime] = {}
 
     def sites(self, machines: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of the site of each machine, in the order of first appearance."""
+        """Return the site number of each machine; sites are numbered in the order of first appearance."""
         return _numbered(self._regions(machines))
 
     def _regions(self, machines: Sequence[int]) -> tuple[int, ...]:
@@ -152,14 +152,14 @@ class GradientSums:
         )
 
     def _latency_s(self, algorithm: Algorithm, sites: tuple[int, ...], regions: Sequence[int]) -> float:
-        """Return the latencies of the longest route, up if tensors are not compressed, and down."""
+        """Return the latencies of the longest route: up (only without compression) and down."""
         if algorithm == "ring":
             order = by_site(sites)
             hops = [
                 self._network.between(regions[one], regions[other])[0]
                 for one, other in zip(order, [*order[1:], order[0]], strict=True)
             ]
-            # On its way up, a share does not cross the link from its root; on its way down, the link to its root.
+            # A share never crosses the link from its root on its way up, nor the link to its root on its way down.
             skipped = hops if self._is_compressed else list(map(add, hops, [hops[-1], *hops[:-1]]))
             return (1 if self._is_compressed else 2) * sum(hops) - min(skipped)
         found = _routes(algorithm, sites, is_compressed=self._is_compressed)
@@ -180,7 +180,7 @@ class GradientSums:
 
 
 def _numbered(regions: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of each region, in the order of first appearance."""
+    """Return the number of each region; regions are numbered in the order of first appearance."""
     numbers: dict[int, int] = {}
     return tuple(numbers.setdefault(region, len(numbers)) for region in regions)
 
@@ -202,7 +202,7 @@ def _routes(algorithm: Algorithm, sites: tuple[int, ...], *, is_compressed: bool
 
 @lru_cache(maxsize=1024)
 def traffic_of(algorithm: Algorithm, sites: tuple[int, ...], *, is_compressed: bool = False) -> Traffic:
-    """Return the data that each member sends to each other one, in multiples of the size, as predictions count it."""
+    """Return the data that each member sends to each other member, in multiples of the tensor's size."""
     if algorithm == "ring" and list(sites) == sorted(sites) and not is_compressed:
         return _around(len(sites))
     found = _routes(algorithm, sites, is_compressed=is_compressed)
@@ -215,8 +215,8 @@ def traffic_of(algorithm: Algorithm, sites: tuple[int, ...], *, is_compressed: b
 def _around(count: int) -> Traffic:
     """Return the traffic of ``ring`` for members in the order of their runs; much faster than `traffic` for many.
 
-    A share that began at member s arrives at member m with the sums of runs s to m. They are as many partial sums as
-    there are largest nodes of the tree in this range, or in its two parts if it goes over the end of the ring.
+    A share that began at member s arrives at member m with the sums of runs s to m. The number of partial sums is the
+    number of maximal tree nodes in this range, or in its two parts if it wraps around.
     """
     partial = np.zeros((count + 1, count + 1))
     _count_nodes(partial, 0, count)
@@ -234,7 +234,7 @@ def _around(count: int) -> Traffic:
 
 
 def _count_nodes(partial: Floats, start: int, stop: int) -> None:
-    """Fill a table ``[start, stop]`` with the number of largest nodes in each range, for the subtree of a range."""
+    """Fill a table ``[start, stop]`` with the number of maximal nodes in each range, for the subtree of a range."""
     if stop - start > 1:
         middle = start + (stop - start + 1) // 2
         _count_nodes(partial, start, middle)

@@ -40,7 +40,7 @@ class CostTables:
         topology: the machines.
         network: links between the machines.
         workload: the training steps or the requests.
-        timings: measured times of layers; the module docstring says how they are used.
+        timings: measured times of layers, used as the module docstring describes.
     """
 
     profile: ModelProfile
@@ -126,7 +126,8 @@ class CostTables:
     def exchanged_s(self, sums: Floats, tensor_bytes: Floats) -> Floats:
         """Return the seconds in which the devices of each machine sum tensors of each layer ``[machines, layers]``.
 
-        They are 0 on machines whose members compute on one device, and where the link between devices was not measured.
+        The time is 0 on machines whose members compute on one device, and on machines without a measured link between
+        devices.
 
         Args:
             sums: sums of each layer ``[layers]``.

@@ -28,7 +28,7 @@ Timings: TypeAlias = Mapping[str, Mapping[int, LayerTiming]]
 
 
 class MachineTimings(StrictModel):
-    """Timings of one machine, with the microbatch size and the device that they hold for."""
+    """Timings of one machine, with the microbatch size and the device for which they are valid."""
 
     microbatch_size: int = Field(ge=1)
     """Samples in the timed microbatch."""

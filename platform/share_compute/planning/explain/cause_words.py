@@ -63,7 +63,7 @@ def speed_text(tables: CostTables, machine: int) -> str:
 
 
 def devices_text(tables: CostTables, machine: int) -> list[str]:
-    """Return how many of the devices that are lent together a member uses, as one fact; empty for one device."""
+    """Return text about how many of the devices lent together a member uses; empty for one device."""
     contributor = tables.topology.contributors[machine]
     if len(contributor.group) < 2:
         return []

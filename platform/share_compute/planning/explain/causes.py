@@ -52,7 +52,7 @@ def causes(cost: TrainingCost, layout: Layout, step_s: float, *, of: int | None 
 
 
 class _Focus:
-    """The machines of one layout, each in a region of its own, so that each link can be changed separately."""
+    """The machines of one layout, each in its own region, so that each link can be changed separately."""
 
     def __init__(self, cost: TrainingCost, layout: Layout, of: int | None) -> None:
         self._machines = layout.machines

@@ -187,7 +187,7 @@ class Explanation:
         return {machine: self._with_kind(machine, reason) for machine, reason in reasons.items()}
 
     def _with_kind(self, machine: int, reason: str) -> str:
-        """Add to a reason that a machine's kind of device keeps it out of all stages, if it does."""
+        """Add to a reason that the machine's kind of device excludes it from all stages, if this is the case."""
         own = self._cost.kinds[machine]
         used = {self._cost.kinds[other] for other in self._layout.machines}
         if not own or own in used or "" in used:
@@ -213,7 +213,7 @@ class Explanation:
         return f"{scarce}, and {'the others are faster' if slower else 'it is no faster than the others'}"
 
     def _not_tried(self, machine: int) -> str:
-        """Return why a machine has no layers, if no layout that adds it was tried.
+        """Return why a machine has no layers, if the search tried no layout with this machine.
 
         The text omits the machine's own figures, so that machines with equal reasons can be grouped.
         """

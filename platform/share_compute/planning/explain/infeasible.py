@@ -133,7 +133,7 @@ def _largest_layer(problem: SearchProblem) -> int:
 
 
 def _can_share_optimizer(problem: SearchProblem) -> bool:
-    """Return whether members of a stage could keep shares of the optimizer's state, and do not."""
+    """Return whether members of a stage could keep shares of the optimizer's state, but do not."""
     work, machines = problem.cost.workload, problem.cost.topology.contributors
     fits = not work.branch_tensors and work.run_bytes is None and work.collective in ("auto", "sharded")
     is_new = bool(work.optimizer_tensors) and not work.shares_optimizer and work.slices == 1

@@ -24,7 +24,7 @@ _PARTS = 100
 
 
 def to_lend(needed_bytes: float) -> int:
-    """Return the fewest bytes that a machine must lend so that a plan may fill ``needed_bytes`` of them."""
+    """Return the fewest bytes that a machine must lend for a plan to use ``needed_bytes`` of them."""
     lent = math.ceil(needed_bytes / MEMORY_SHARE)
     return lent if MEMORY_SHARE * lent >= needed_bytes else lent + 1  # the division may round down
 

@@ -82,7 +82,7 @@ class _Blocks:
         """Index of each host's first link in the sorted links."""
 
     def labels(self) -> dict[int, int]:
-        """Return the label of each host; a host that fits no group has a label of its own."""
+        """Return the label of each host; a host that fits no group has its own label."""
         found = self._label[: len(self._hosts)].tolist()
         return {
             host: label if label >= 0 else self._columns + index
@@ -129,7 +129,7 @@ class _Blocks:
         toward = self._label[self._target[edges]]
         known = toward >= 0
         edges, owner, toward = edges[known], owner[known], toward[known]
-        # Members of a dissolved group may move together: links among them must match links inside the new group.
+        # Members of a dissolved group may move together, so links between them must match links inside the new group.
         is_own = toward == without
         block, count = means[:, :, toward], counts[:, toward]
         if without is not None and is_own.any():
@@ -148,7 +148,7 @@ class _Blocks:
 
         total = per_member(np.where(has, distance, 0.0))
         matching, evidence = per_member(has), per_member(has & ~is_own)
-        # Counting one more link, at the limit of similarity, makes labels with few comparable links score worse.
+        # One extra link at the limit of similarity gives labels with few comparable links a worse score.
         score = (total + self._tolerance) / (matching + 1)
         fits = (evidence >= self._least_evidence) & (total <= self._tolerance * matching)
         if without is not None:

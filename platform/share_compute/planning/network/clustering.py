@@ -32,7 +32,7 @@ class _Average(NamedTuple):
 
 
 class Clusters:
-    """Agglomerative clustering of hosts. At first each host is a group of its own.
+    """Agglomerative clustering of hosts. At first each host is its own group.
 
     Args:
         hosts: numbers of the hosts, ascending. Links may also end at other numbers, such as that of the head. These
@@ -85,7 +85,7 @@ class Clusters:
     def _join_along(self, one: int, other: int, latency_s: float) -> None:
         nearest_s = min(self._least_latency_s[one], self._least_latency_s[other])
         first, second = self.find(one), self.find(other)
-        # A link with far more latency than the fastest link of either host leads to another group.
+        # If a link has far more latency than the fastest link of either host, it leads to another group.
         if (
             first != second
             and math.log(max(latency_s, LEAST_LATENCY_S) / nearest_s) <= self._tolerance

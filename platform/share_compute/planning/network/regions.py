@@ -147,7 +147,8 @@ def _regions(hosts: list[int], links: list[_Measured]) -> tuple[NDArray[np.int64
 def _home_of_head(between: Iterable[_Measured]) -> int | None:
     """Return the host with a far better link to the head than all other hosts; None if there is none.
 
-    The head probably runs on this host. The link between them crosses no network, so it must not affect the regions.
+    The head probably runs on this host. The link between host and head then crosses no network, so it must not affect
+    the regions.
     """
     paths = [link for link in between if link.one == _HEAD]
     if len(paths) < 2:

@@ -88,7 +88,7 @@ class OperatorCost(NamedTuple):
 
 
 def collective_between(source: str, target: str) -> Collective | None:
-    """Return the collective that changes one placement into another; None if each device has what it needs."""
+    """Return the collective that changes one placement into another; None if no device needs data from another."""
     if source in {target, REPLICATE} or target == PARTIAL:
         return None
     if source == PARTIAL:
@@ -98,7 +98,7 @@ def collective_between(source: str, target: str) -> Collective | None:
 
 @dataclass(frozen=True)
 class CostGraph:
-    """Costs of all strategies, without what they mean: the problem of the searches.
+    """Costs of all strategies as plain numbers: the input of the searches.
 
     The cost of a choice is the sum of ``nodes[i][choice[i]]`` and of ``edges[i, j][choice[i], choice[j]]``.
     """
@@ -131,8 +131,8 @@ class LayerCost:
         graph: operators, with forks.
         group: devices and their links.
         workload: use of the layer in a step.
-        repeated: whether the layer's output enters another layer of the same kind. If not, each device gets the whole
-            input, and must have the whole output and the whole gradient of the input in the end.
+        repeated: whether the layer's output enters another layer of the same kind. If not, each device starts with the
+            whole input, and ends with the whole output and the whole gradient of the input.
     """
 
     graph: OperatorGraph
@@ -149,7 +149,7 @@ class LayerCost:
                 zip((*operator.inputs, operator.output), (*strategy.inputs, strategy.output), strict=True)
             )
             if operator.kind == "embedding":
-                tensors[0] = tensors[-1]  # a lookup reads only the rows of its output
+                tensors[0] = tensors[-1]  # a lookup reads only the rows that it returns
             traffic = sum(self._local_bytes(tensor, layout) for tensor, layout in tensors)
             flops = operator.flops / (count if strategy.is_sharded else 1)
             once_s = max(flops / group.flops_per_s, traffic / group.memory_bytes_per_s) + group.overhead_s
@@ -172,7 +172,7 @@ class LayerCost:
         return size // self.group.devices if layout.value.startswith("Shard") else size
 
     def redistribution_s(self, tensor: str, source: TensorLayout, target: TensorLayout) -> float:
-        """Return the seconds that a tensor takes from its producer's layout to a reader's, and its gradient back."""
+        """Return the seconds to move a tensor from its producer's layout to a reader's, and its gradient back."""
         spec = self.graph.tensors[tensor]
         steps = [collective_between(source.value, target.value)]
         if self.workload.trains and spec.has_gradient:
@@ -199,7 +199,7 @@ class LayerCost:
     def outside(self, operator: Operator, strategy: Strategy) -> list[tuple[TensorLayout, TensorLayout]]:
         """Return the redistributions of an operator's output at the ends of a layer, as (source, target).
 
-        They are those of the input and of the output of a layer that is not repeated.
+        Only a layer that is not repeated has them: for its input and its output.
         """
         found = list[tuple[TensorLayout, TensorLayout]]()
         if not self.repeated and operator.kind == "input":

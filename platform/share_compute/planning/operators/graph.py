@@ -1,8 +1,8 @@
 """Operator graphs: the operators of one layer, the tensors between them, and the axes along which they can be cut.
 
-An operator is described as in an einsum. A letter names an axis of its loops, and an equation gives the letters of the
-dimensions of each tensor: ``bsi,oi->bso`` is a linear layer on ``[batch, sequence, in]`` with weights ``[out, in]``.
-A dot is a dimension that no axis runs over, such as one of size 1 that is broadcast.
+An operator is described as in an einsum. Each letter names an axis of the operator's loops, and an equation gives the
+letters of the dimensions of each tensor: ``bsi,oi->bso`` is a linear layer on ``[batch, sequence, in]`` with weights
+``[out, in]``. A dot marks a dimension without an axis, such as a broadcast dimension of size 1.
 """
 
 from __future__ import annotations
@@ -137,12 +137,12 @@ class OperatorGraph:
 
     @cached_property
     def producer(self) -> dict[str, int]:
-        """Place of the operator that computes each activation, by tensor."""
+        """Index of the operator that computes each activation, by tensor."""
         return {operator.output: place for place, operator in enumerate(self.operators)}
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int, int], ...]:
-        """Activations that pass between operators, as (producer, consumer, place among the consumer's inputs)."""
+        """Activations that pass between operators, as (producer, consumer, index among the consumer's inputs)."""
         return tuple(
             (self.producer[tensor], place, index)
             for place, operator in enumerate(self.operators)
@@ -153,8 +153,8 @@ class OperatorGraph:
     def forked(self) -> OperatorGraph:
         """Return the graph with a ``fork`` after each tensor that several operators read.
 
-        A fork copies nothing: it is the place where such a tensor is redistributed once for all of its readers, and
-        where their gradients are added. Without it, each reader would pay for its own redistribution.
+        A fork copies nothing. It redistributes the tensor once for all of its readers, and adds their gradients.
+        Without a fork, each reader would pay for its own redistribution.
         """
         readers: dict[str, int] = {}
         for operator in self.operators:

@@ -1,7 +1,7 @@
-"""Plans of operators: a strategy for each operator of a layer, with everything that `torch.distributed.tensor` needs.
+"""Plans of operators: a strategy for each operator of a layer, in the terms of `torch.distributed.tensor`.
 
-`OperatorChoice.parameters` has the placements for ``distribute_tensor``, and `Redistribution` the calls of
-``DTensor.redistribute`` in the order in which the layer makes them.
+`OperatorChoice.parameters` has the placements for ``distribute_tensor``. `Redistribution` has the calls of
+``DTensor.redistribute``, in the order in which the layer makes them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Redistribution(StrictModel):
 
 
 class LayerOperators(StrictModel):
-    """Plan of the operators of one kind of layer. Seconds are those of one microbatch, forward and backward."""
+    """Plan of the operators of one kind of layer. Times are in seconds for one microbatch, forward and backward."""
 
     name: str
     layers: tuple[int, ...]
@@ -160,7 +160,7 @@ def plan_layer(
         search: name of the search.
         fixed: strategies by pattern of operators' names, such as ``{"mlp.down_proj": "row"}``. A pattern that matches
             no operator of this layer is ignored; see `require_matches`.
-        fully_use_devices: whether an operator that can be cut is never computed by each device as a whole.
+        fully_use_devices: whether every operator that can be cut is cut, so that no device computes it as a whole.
 
     Raises:
         StrategyRefused: a given strategy is not legal.
@@ -216,7 +216,7 @@ def _allowed(
 def _given(
     graph: OperatorGraph, options: Sequence[StrategyOptions], fixed: Mapping[str, str]
 ) -> dict[int, str]:
-    """Return the given strategy of operators, by their place.
+    """Return the given strategies by the index of their operator.
 
     Raises:
         StrategyRefused: a strategy is not legal, or two patterns give different strategies to one operator.
@@ -348,7 +348,7 @@ def _choice(
 
 
 class _Change(NamedTuple):
-    """Layouts of a tensor before and after a redistribution; None as the place of an operator outside of the layer."""
+    """Layouts of a tensor before and after a redistribution; an index of None means outside of the layer."""
 
     tensor: str
     producer: int | None
@@ -407,7 +407,7 @@ def group_on(topology: Topology, devices: int, dtype: str = BASE_DTYPE) -> tuple
 
     Raises:
         UserError: ``devices`` is less than 1.
-        PlanInfeasible: no machine has so many devices with a measured speed.
+        PlanInfeasible: no machine has this many devices with a measured speed.
     """
     if devices < 1:
         raise UserError(
@@ -437,7 +437,7 @@ def group_on(topology: Topology, devices: int, dtype: str = BASE_DTYPE) -> tuple
 
 
 def _devices_apart(topology: Topology) -> Topology:
-    """Return the topology with a contributor for each of the devices that are lent together, and their links."""
+    """Return the topology with a separate contributor, and links, for each of the devices that are lent together."""
     contributors, links = [], list(topology.links)
     for machine in topology.contributors:
         devices = machine.group
@@ -463,7 +463,7 @@ def _speed(machine: Contributor, dtype: str) -> float:
 
 
 def _cores_share(machines: Sequence[Contributor]) -> float:
-    """Return the share of their measured speed that contributors on one computer have when all of them compute.
+    """Return the fraction of their measured speed that contributors on one computer reach when all of them compute.
 
     CPUs with more threads together than the computer has share its cores, as in planning/cost/tables.py.
     """

@@ -147,7 +147,7 @@ def _grouped_product(call: TracedCall) -> Rule | None:
 
 
 def _experts(call: TracedCall) -> Rule:
-    """Describe ``out[t, o] = sum_e routed[t, e] * expert_e(x[t])[o]``: experts of a mixture, and what a router chose.
+    """Describe ``out[t, o] = sum_e routed[t, e] * expert_e(x[t])[o]``: experts of a mixture, chosen by a router.
 
     ``routed`` follows from the inputs ``index[t, k]`` and ``weights[t, k]``. Each parameter has a row for each expert.
     """
@@ -236,7 +236,7 @@ def _attention(call: TracedCall) -> Rule | None:
 
 
 def _embedding(call: TracedCall) -> Rule:
-    """Describe ``out[..., f] = weight[ids[...], f]``; with a part of the rows, a device looks up some of the ids."""
+    """Describe ``out[..., f] = weight[ids[...], f]``; a device with some of the rows looks up some of the ids."""
     weight, ids = call.tensors
     rule = Rule("embedding", names=[*ids.names, FEATURES])
     rows = rule.axis("row", weight.shape[0], contracted=True)
@@ -345,7 +345,7 @@ def _turn(call: TracedCall) -> Rule:
 
 
 def _reshape(call: TracedCall) -> Rule:
-    """Describe a reshape: runs of dimensions are joined or split, and only the first of each run can be cut."""
+    """Describe a reshape: it joins or splits runs of dimensions, of which only the first dimension can be cut."""
     x = call.tensors[0]
     rule = Rule("reshape")
     inside, outside = [NO_AXIS] * len(x.shape), [NO_AXIS] * len(call.shape)
@@ -377,7 +377,7 @@ def _reshape(call: TracedCall) -> Rule:
 
 
 def _runs(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the shortest runs of dimensions, before and after a reshape, of equal sizes, without those of size 1."""
+    """Return the shortest runs of dimensions with equal products before and after a reshape; size 1 is left out."""
     left = [place for place, size in enumerate(before) if size != 1]
     right = [place for place, size in enumerate(after) if size != 1]
     runs = list[tuple[list[int], list[int]]]()
@@ -410,7 +410,7 @@ def _expand(call: TracedCall) -> Rule | None:
 
 
 def _part(call: TracedCall) -> Rule | None:
-    """Describe a slice: dimensions that keep their size can be cut."""
+    """Describe a slice: only dimensions that keep their size can be cut."""
     x = call.tensors[0]
     if len(x.shape) != len(call.shape):
         return None

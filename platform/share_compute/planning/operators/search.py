@@ -26,7 +26,7 @@ _PASSES = 2
 
 
 class TooEntangled(UserError):
-    """Error: the graph has too many branches side by side for exact dynamic programming."""
+    """Error: the graph has too many parallel branches for exact dynamic programming."""
 
     code = "operators-entangled"
 
@@ -59,7 +59,7 @@ def dynamic_programming(costs: CostGraph) -> list[int]:
 
 
 def _solve(costs: CostGraph, free: Iterable[int], decided: Mapping[int, int]) -> list[int]:
-    """Return the best strategies of the operators ``free``, in their order, given those of decided neighbours."""
+    """Return the best strategies of the operators ``free``, in order, given the strategies of decided neighbours."""
     order = list(free)
     inside = set(order)
     tables: dict[int, list[_Table]] = {one: [] for one in order}
@@ -116,7 +116,7 @@ def _eliminate(
 
 
 def _spread(table: _Table, scope: tuple[int, ...]) -> Costs:
-    """Return a table with its dimensions in the order of ``scope``, and size 1 for operators that it lacks."""
+    """Return a table with dimensions in the order of ``scope``, of size 1 for operators that the table lacks."""
     order = sorted(range(len(table.scope)), key=lambda place: scope.index(table.scope[place]))
     moved = table.costs.transpose(order)
     sizes = iter(moved.shape)
@@ -127,11 +127,10 @@ def sharding_propagation(costs: CostGraph, given: Mapping[int, int] | None = Non
     """Return strategies that follow from given ones, with the least cost of redistributions and of the operators.
 
     Operators are reached from the given ones over the edges that matter most: a maximum spanning tree (Prim), by the
-    range of the costs of an edge. On a tree, min-sum message passing is exact: an operator that is further away reports
-    the least cost of itself and of all behind it, for each strategy of the nearer one. Then strategies are chosen from
-    the given ones outwards, with all edges to decided operators. Edges outside the tree had no part in the messages, so
-    each operator is finally reconsidered `_SWEEPS` times. Sources: GSPMD (Xu et al., 2021), MindSpore's sharding
-    propagation.
+    range of the costs of an edge. On a tree, min-sum message passing is exact: for each strategy of its parent, an
+    operator reports the least cost of its own subtree. Then strategies are chosen from the given ones outwards, with
+    all edges to decided operators. The messages ignore edges outside the tree, so each operator is finally reconsidered
+    `_SWEEPS` times. Sources: GSPMD (Xu et al., 2021), MindSpore's sharding propagation.
 
     Args:
         costs: costs of all strategies.
@@ -155,7 +154,7 @@ def sharding_propagation(costs: CostGraph, given: Mapping[int, int] | None = Non
 
 
 def _best(costs: CostGraph, one: int, own: Costs, choice: Mapping[int, int]) -> int:
-    """Return the best strategy of an operator, given those of decided neighbours."""
+    """Return the best strategy of an operator, given the strategies of decided neighbours."""
     total = own
     for other, edge in costs.neighbours[one].items():
         if other in choice:
@@ -186,9 +185,9 @@ def recursive_programming(levels: Sequence[CostGraph]) -> list[int]:
     """Return strategies by double recursion, over the devices and over the operators.
 
     The devices are halved recursively: the solution for n devices begins with that for n / 2. For each number of
-    devices, the operators are halved recursively until `_WINDOW` of them are left, which are solved exactly while all
-    others stay as they are. Then the operators around the cut are solved again. The time is linear in the number of
-    operators, however entangled they are.
+    devices, the operators are halved recursively until `_WINDOW` of them are left. These are solved exactly while all
+    others keep their strategies. Then the operators around the cut are solved again. The time is linear in the number
+    of operators, whatever the structure of the graph.
 
     Source: D-Rec (Wang et al., 2021, "Efficient and systematic partitioning of large and deep neural networks for
     parallelization"), the double recursive strategy search of MindSpore. It decides one operator at a time.
@@ -214,7 +213,7 @@ def _halve(costs: CostGraph, start: int, stop: int, choice: dict[int, int]) -> N
 
 
 def _improve(costs: CostGraph, window: Sequence[int], choice: dict[int, int]) -> None:
-    """Solve the operators of a window exactly, given those around it; halve a window that is too entangled."""
+    """Solve the operators of a window exactly, given the operators around it; halve a window that is too entangled."""
     try:
         found = _solve(costs, window, choice)
     except TooEntangled:

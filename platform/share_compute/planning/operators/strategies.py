@@ -1,9 +1,9 @@
 """Sharding strategies of an operator over a row of devices: one for each axis that can be cut, and ``replicated``.
 
-Layouts are named as the placements of DTensor (``torch.distributed.tensor``) are written: ``Shard(1)``,
-``Replicate()`` and ``Partial()``. `Strategy` follows from the equation alone, as in GSPMD (Xu et al., 2021) and in the
-SOAP space of FlexFlow (Jia et al., 2019): tensors with the axis are sharded, and other inputs are replicated. If the
-operator sums over the axis, its output is partial.
+Layouts have the names of DTensor's placements (``torch.distributed.tensor``): ``Shard(1)``, ``Replicate()`` and
+``Partial()``. `Strategy` follows from the equation alone, as in GSPMD (Xu et al., 2021) and in the SOAP space of
+FlexFlow (Jia et al., 2019): tensors with the axis are sharded, and other inputs are replicated. If the operator sums
+over the axis, its output is partial.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARTIAL_GRADIENT = "partial_gradient"
 
 
 def shard(dim: int) -> str:
-    """Return the placement of a tensor of which each device has an equal part of dimension ``dim``."""
+    """Return the placement that gives each device an equal part of dimension ``dim`` of a tensor."""
     return f"Shard({dim})"
 
 
@@ -63,7 +63,7 @@ class StrategyOptions:
 
 
 def options_of(operator: Operator, graph: OperatorGraph, devices: int) -> StrategyOptions:
-    """Return the strategies of an operator on a number of devices, and the reasons for those that are not legal."""
+    """Return the legal strategies of an operator on a number of devices, and the reasons against the others."""
     found, refused = list[Strategy](), dict[str, str]()
     for letter, axis in operator.axes.items():
         if axis.refusal:
@@ -84,8 +84,8 @@ def options_of(operator: Operator, graph: OperatorGraph, devices: int) -> Strate
 
 def _cut(operator: Operator, letter: str) -> Strategy:
     output = operator.output_letters
-    # An input without a summed axis may be added once, like the bias of a linear layer. Then its gradient is no partial
-    # sum.
+    # An input without the summed axis, like the bias of a linear layer, may be added once. Then its gradient is not a
+    # partial sum.
     is_partial = letter in output or operator.axes[letter].has_factors
     missing = TensorLayout(REPLICATE, PARTIAL if is_partial else REPLICATE)
     inputs = tuple(

@@ -67,7 +67,7 @@ def layer_graphs(
 
     Raises:
         NotTraceable: operators depend on data.
-        UserError: the model is invalid, or of a kind whose layers are not traced.
+        UserError: the model is invalid, or its layers cannot be traced.
     """
     if blueprint.config is None:
         from share_compute.models.layers import whole_model  # noqa: PLC0415 - only one of the kinds is needed
@@ -105,9 +105,9 @@ def _transformer_graphs(
 def layer_calls(
     blueprint: Blueprint, batch: int, length: int
 ) -> Iterator[tuple[nn.Module, LayerCall, tuple[int, ...]]]:
-    """Yield a layer of each kind of a Hugging Face model, in training mode, its call, and the indices of all like it.
+    """Yield (layer, its call, indices of layers like it) for each kind of layer of a Hugging Face model.
 
-    The arguments are those of `layer_graphs`. Large parameters are on the meta device.
+    The layers are in training mode. The arguments are those of `layer_graphs`. Large parameters are on the meta device.
 
     Raises:
         NotTraceable: the code around the layers cannot run without data.
@@ -136,7 +136,7 @@ def layer_calls(
         calls: dict[int, LayerCall] = {first: ((hidden,), {}) for first in firsts}
     else:
         hidden = torch.zeros(rows, length, int(text.hidden_size))
-        # The modules after the layers would compute on real tensors, too.
+        # Without this, the modules after the layers would compute on real tensors, too.
         pass_through(outline.base, stack, (*outline.opening, *outline.closing))
         with _traceable(type(model).__name__):
             calls = recorded_calls(outline.base, stack, set(firsts), hidden, cached=False)
@@ -181,7 +181,7 @@ def trace(
 
     Args:
         layer: the layer; its parameters are moved to the meta device.
-        arguments: positional arguments; the first is the tensor that comes from the layer before.
+        arguments: positional arguments; the first is the tensor from the previous layer.
         options: keyword arguments.
         name: name of the graph.
 
@@ -194,7 +194,7 @@ def trace(
 def traced(
     layer: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any], *, name: str
 ) -> TracedLayer:
-    """Return the exported program of a call to a layer, too. Arguments and errors are those of `trace`."""
+    """Return the exported program of a call to a layer, besides the operator graph."""
     call = _Call(layer.to("meta"), (arguments, dict(options)))
     leaves = [leaf for leaf in tree_flatten((arguments, dict(options)))[0] if isinstance(leaf, Tensor)]
     with _traceable(name), experts_as_operations(call):
@@ -206,7 +206,7 @@ def traced(
 
 
 def _replace_changes_in_place(graph: fx.Graph) -> None:
-    """Let operations such as ``div_`` compute a new tensor, where nothing reads the changed one afterwards."""
+    """Replace in-place operations such as ``div_`` by copying ones, where no later reader needs the changed tensor."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     for node in graph.nodes:
         changed = node.args[0] if node.args else None
@@ -219,7 +219,7 @@ def _replace_changes_in_place(graph: fx.Graph) -> None:
 
 
 def _functional(target: Any) -> Any:
-    """Return the operation that computes what an operation writes into its first argument; None if there is none."""
+    """Return the out-of-place variant of an operation that writes to its first argument; None if there is none."""
     if not isinstance(target, OpOverload) or not target._schema.is_mutable:  # noqa: SLF001 - no public name
         return None
     name = target._opname  # noqa: SLF001
@@ -285,7 +285,7 @@ class _Reader:
 
     @property
     def tensors(self) -> dict[str, str]:
-        """Return the name of the tensor of each node that was read."""
+        """Return, for each node that was read, the name of its tensor."""
         return {node.name: tensor for node, tensor in self._alias.items()}
 
     def _read_inputs(self) -> None:
@@ -319,7 +319,7 @@ class _Reader:
         assert isinstance(source, fx.Node)
         operation = _operation(source)
         if operation in _SKIPPED or not isinstance(value, Tensor):
-            return  # tuples are read where their items are taken
+            return  # reads of a tuple are handled at the nodes that take its items
         inputs = [each for each in tree_flatten((source.args, source.kwargs))[0] if isinstance(each, fx.Node)]
         if _is_alias(operation, source, value):
             self._alias[node] = self._alias[inputs[0]]
@@ -389,7 +389,7 @@ def _input_names(value: Tensor) -> tuple[str, ...]:
 
 
 def _named(operators: list[Operator]) -> Iterator[Operator]:
-    """Yield the operators with names: that of the module, followed by the operation if the module has several."""
+    """Yield the operators with names: the module's name, followed by the operation if the module has several."""
     sizes = Counter(each.module for each in operators)
     counts: Counter[str] = Counter()
     for each in operators:

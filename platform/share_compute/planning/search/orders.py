@@ -134,7 +134,7 @@ def cut(row: Sequence[int], weights: Sequence[float], layers: int, microbatches:
 
 
 def _counts(most: int) -> list[int]:
-    """Return numbers of machines to try, up to ``most``: 2 to 12, then each about a quarter above the last."""
+    """Return numbers of machines to try, up to ``most``: 2 to 12, then each about 25% above the previous number."""
     counts = list(range(2, min(most, 12) + 1))
     while counts and counts[-1] < most:
         counts.append(min(most, counts[-1] * 5 // 4))

@@ -35,7 +35,7 @@ class PathPartitioning(PartitioningStrategy):
 
     @abstractmethod
     def groupings(self, problem: SearchProblem) -> Iterator[list[Members]]:
-        """Yield the machines of possible stages, the preferred first; later lists count if no earlier one is enough."""
+        """Yield lists of the machines of possible stages; a later list is used only if the earlier ones fail."""
 
     @abstractmethod
     def lengths(self, cost: TrainingCost, groups: Sequence[Members]) -> Floats:
@@ -91,7 +91,7 @@ class LatencyPartitioning(PathPartitioning):
     """Minimizes the sum of the latencies between neighboring stages, then the step time."""
 
     def groupings(self, problem: SearchProblem) -> Iterator[list[Members]]:
-        """Yield each machine as a group; with several members per stage, machines that are alike, by speed."""
+        """Yield each machine as a group; with several members per stage, group machines of similar speed."""
         cost, size = problem.cost, problem.members_per_stage or 1
         alike = defaultdict[tuple[str, int], list[int]](list)
         for machine in _able(cost):
@@ -106,9 +106,9 @@ class LatencyPartitioning(PathPartitioning):
 class LocationPartitioning(PathPartitioning):
     """Keeps the machines of a location in one stage, and cuts the model between as few locations as possible.
 
-    The location of a machine is its label ``site``, or else ``location``; a machine without such a label is a location
-    of its own. A location gets several stages only if the job asks for more stages or memory needs them. Among the
-    pipelines with the fewest cuts between locations, those with the smallest sum of latencies count.
+    The location of a machine is its label ``site``, or else ``location``; a machine without such a label is its own
+    location. A location gets several stages only if the job requests more stages, or if memory requires more. Among the
+    pipelines with the fewest cuts between locations, the smallest sum of latencies wins.
     """
 
     def groupings(self, problem: SearchProblem) -> Iterator[list[Members]]:
@@ -131,7 +131,7 @@ class LocationPartitioning(PathPartitioning):
             parts = [half for part in parts for half in _halves(part)]
 
     def lengths(self, cost: TrainingCost, groups: Sequence[Members]) -> Floats:
-        """Return 1 between locations and 0 within one, then the latencies in seconds as `LatencyPartitioning` does."""
+        """Return 1 between locations and 0 within one, followed by the latencies of `LatencyPartitioning` in s."""
         places = [_location(cost.topology.contributors[members[0]]) for members in groups]
         crossing = np.array([[one != other for other in places] for one in places])
         return np.stack([crossing, _latencies_s(cost, groups)])
@@ -170,7 +170,7 @@ def _latencies_s(cost: TrainingCost, groups: Sequence[Members]) -> Floats:
 
 
 def _latency_s(cost: TrainingCost, machines: Sequence[int]) -> Floats:
-    """Return the latency between machines in seconds ``[machines, machines]``: measured, or that of their regions.
+    """Return the latency between machines in seconds ``[machines, machines]``: measured, or else that of their regions.
 
     If a link was measured several times, the largest latency counts. The latency of a dead link is infinite.
     """
@@ -206,7 +206,7 @@ def _fastest_first(cost: TrainingCost, groups: list[Members]) -> list[Members]:
 
 
 def _parts(machines: Sequence[int], size: int) -> list[Members]:
-    """Return parts of ``size`` machines each; the slowest ones may be left over."""
+    """Return parts of ``size`` machines each; the slowest machines may remain unused."""
     return [tuple(machines[at : at + size]) for at in range(0, len(machines) - size + 1, size)]
 
 
@@ -216,7 +216,7 @@ def _halves(machines: list[int]) -> list[list[int]]:
 
 
 def _working(cost: TrainingCost, machines: Sequence[int]) -> Members:
-    """Return the fastest machines that each get a microbatch, if they share a stage with all layers."""
+    """Return the fastest machines that all get a microbatch when they share one stage with all layers."""
     members = tuple(machines[: cost.workload.microbatches])
     while len(members) > 1 and cost.shares(members, 0, cost.num_layers) is None:
         members = members[:-1]

@@ -1,8 +1,8 @@
 """Shortest pipelines through groups of machines, where each group is one stage that holds consecutive layers.
 
 The search is the dynamic program of Held and Karp (A dynamic programming approach to sequencing problems, 1962) over
-(set of groups, first group). It also carries the layers at which a pipeline may begin, so that memory counts. For more
-than `MOST_EXACT` groups it is a beam search over the same states.
+(set of groups, first group). Each state also holds the layers at which a pipeline may begin, so that the search
+respects memory. For more than `MOST_EXACT` groups it is a beam search over the same states.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class PathSearch:
                 yield Path(length, (group, *path.groups), starts, window)
 
     def _added(self, path: Path, one: int, other: int) -> tuple[float, ...]:
-        """Return the length of a path and of a cut between two groups together."""
+        """Return the total length of a path and of one more cut between two groups."""
         return tuple(map(add, path.length, self.lengths[:, one, other].tolist()))
 
     def _before(self, path: Path) -> list[int]:
@@ -146,7 +146,7 @@ class PathSearch:
         return found
 
     def _beam(self, paths: list[Path]) -> list[Path]:
-        """Return the paths with the least length to the next group, and those that leave the fewest layers."""
+        """Return the paths with the smallest distance to the next group, and the paths that leave the fewest layers."""
         nearest = [
             next(other for other in row if other != group)
             for group, row in enumerate(self._nearest[:, :2].tolist())
@@ -179,7 +179,7 @@ class PathSearch:
 
 
 def _keep(kept: list[Path], path: Path) -> None:
-    """Add a path to those of the same groups with the same first one, unless one of them is as good in all respects."""
+    """Add a path to those with the same groups and first group, unless one of them is as good in all respects."""
     if any(
         other.length <= path.length and other.window <= path.window and path.starts & ~other.starts == 0
         for other in kept

@@ -154,7 +154,7 @@ class _Search:
             self.sizes = list(range(1, widest + 1))
 
     def offer(self, layouts: Iterable[Layout]) -> None:
-        """Add the layouts that are as requested, pass `TrainingCost.may_fit` and need no dead link."""
+        """Add the layouts that meet the request, pass `TrainingCost.may_fit` and need no dead link."""
         for layout in layouts:
             if layout in self.known or not self._is_as_requested(layout):
                 continue

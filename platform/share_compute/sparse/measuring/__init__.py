@@ -1,1 +1,1 @@
-"""Measures sparse models on rows that they are not trained on."""
+"""Measures sparse models on rows that are not used for training."""

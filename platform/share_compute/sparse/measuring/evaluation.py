@@ -1,4 +1,4 @@
-"""Measures a sparse model on rows that it is not trained on."""
+"""Measures a sparse model on rows that are not used for training."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def dual_evaluated(
 
 
 def of_classes(loss: float, scores: Numbers, targets: Numbers) -> SparseEvaluation:
-    """Return the metrics of scores; a positive score stands for the class with the larger target."""
+    """Return the metrics of scores; a positive score predicts the class with the larger target."""
     is_positive = targets > 0
     accuracy = float(np.mean((scores > 0) == is_positive))
     positives = int(is_positive.sum())
@@ -105,7 +105,7 @@ def of_numbers(loss: float, scores: Numbers, targets: Numbers) -> SparseEvaluati
 
 
 def _weights(rows: RowValues, places: Places) -> Floats:
-    """Return the weights of places, ``[places, width]``; zeros for places that no row has."""
+    """Return the weights of places, ``[places, width]``; zeros for places without a row."""
     if not len(rows.places):
         return np.zeros((len(places), rows.values.shape[1]), np.float32)
     at = np.minimum(np.searchsorted(rows.places, places), len(rows.places) - 1)

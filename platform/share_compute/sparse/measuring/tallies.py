@@ -1,4 +1,4 @@
-"""Sums over measured rows that are the same in any order: the metrics do not depend on who has which rows.
+"""Sums over measured rows that do not depend on the order: metrics do not depend on the division of rows among workers.
 
 A sum of floating-point numbers depends on the order of the additions. So numbers are added as integers, in units of
 2^-1127, which represents each finite float64 exactly. Scores are counted by their value, from which AUROC follows.
@@ -114,7 +114,7 @@ def _checked(losses: NDArray[np.float64]) -> Tally:
 
 def merged(tallies: Iterable[Tally]) -> Tally:
     """Return the sums over all rows of several tallies; their order does not matter."""
-    parts = [part for part in tallies if part.rows]  # a worker may have no rows to measure
+    parts = [part for part in tallies if part.rows]  # some workers may have no rows to measure
     total = Tally(
         rows=sum(part.rows for part in parts),
         is_finite=all(part.is_finite for part in parts),
@@ -181,12 +181,12 @@ def tally_from(content: bytes) -> Tally:
 def held_out(rows: RawRows, fraction: float, seed: int) -> NDArray[np.bool_]:
     """Return which rows are held out for measurements, ``[rows]``.
 
-    This is a function of the content of a row and the seed. So it does not depend on who reads the row, and of equal
-    rows all are held out or none.
+    The choice depends only on the content of a row and the seed, and not on the worker that reads the row. Equal rows
+    are all held out, or all kept.
 
     Args:
         rows: the rows.
-        fraction: fraction of the rows that is held out, about.
+        fraction: approximate fraction of the rows that is held out.
         seed: seed of the draw.
     """
     if not fraction:

@@ -44,7 +44,7 @@ def bag_blocks(
         file: the file.
         block_bytes: bytes of the file to read at a time.
         part: whole documents of the file. The header is checked only if the part is the whole file.
-        counts: is set to the counts of the part.
+        counts: receives the counts of the part.
 
     Raises:
         UserError: the file cannot be read, is cut off, is not ordered by document, or has a wrong number.
@@ -88,7 +88,7 @@ def bag_header(file: Path) -> list[int]:
 
 
 def check_entries(file: Path, header: Sequence[int], entries: int) -> None:
-    """Raise UserError if a file has another number of entries than its header says."""
+    """Raise UserError if the number of entries in a file differs from the number in its header."""
     if len(header) < BAG_LINES or entries != header[2]:
         told = header[2] if len(header) == BAG_LINES else "no"
         raise UserError(f"data file {file} has {entries} entries; its header says {told}", hint=_HINT)

@@ -1,4 +1,4 @@
-"""Minibatches of a worker, of which only a bounded part is in memory; the others are in a file that has no name."""
+"""Minibatches of a worker: a bounded part is in memory, and the others are in an unnamed temporary file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class KeptBlocks(Sequence[Block]):
             self._kept[number] = block
             self._places.append((0, 0))
         else:
-            self._free = 0  # all later ones go to the file too
+            self._free = 0  # all later minibatches go to the file, too
             content = save(_arrays(block))
             self._places.append((self._file.seek(0, 2), len(content)))
             self._file.write(content)

@@ -34,7 +34,7 @@ def libsvm_blocks(file: Path, block_bytes: int = BLOCK_BYTES, part: FilePart = W
     """Yield the rows of a file, or of a part of it. Entries of a row are sorted by key.
 
     Raises:
-        UserError: the file cannot be read, or a line has a wrong key or value, or a key twice.
+        UserError: the file cannot be read, or a line has a wrong key or value, or a duplicate key.
     """
     before = 0
     for text in text_blocks(file, block_bytes, part):
@@ -84,7 +84,7 @@ def _parsed(text: bytes) -> RawRows | None:
     at = np.flatnonzero(is_start)
     tokens = np.diff(np.searchsorted(at, np.append(-1, newlines)))
     counts = np.diff(np.searchsorted(colons, np.append(-1, newlines)))
-    # Each line has one token more than it has colons, or is empty; each colon is inside of a token.
+    # Each non-empty line has one token more than colons, and each colon is inside a token.
     is_row = tokens > 0
     has_bad_colon = len(colons) and (
         colons[0] == 0
@@ -94,7 +94,7 @@ def _parsed(text: bytes) -> RawRows | None:
     )
     if has_bad_colon or (tokens[is_row] != counts[is_row] + 1).any() or counts[~is_row].any():
         return None
-    # The first token of a row is its target, without a colon; each later one has one colon.
+    # The first token of a row is its target, which has no colon; each later token has one colon.
     firsts = np.cumsum(tokens[is_row]) - tokens[is_row]
     starts_of, ends_of = np.delete(at, firsts), np.delete(np.append(at[1:], len(array)), firsts)
     counts = counts[is_row]
@@ -127,7 +127,7 @@ def _floats(words: pa.Array) -> NDArray[np.float64]:
 
 
 def sorted_rows(rows: RawRows) -> RawRows | None:
-    """Return rows whose entries are in the order of keys, or None if a row has a key twice."""
+    """Return rows whose entries are in the order of keys, or None if a row has a duplicate key."""
     number = np.repeat(np.arange(len(rows)), np.diff(rows.starts))
     is_same = number[1:] == number[:-1]
     if (rows.keys[1:] < rows.keys[:-1])[is_same].any():
@@ -137,7 +137,7 @@ def sorted_rows(rows: RawRows) -> RawRows | None:
 
 
 def _first_error(file: Path, text: bytes, before: int) -> UserError:
-    """Return the error of the first wrong line; slow, but it is called once."""
+    """Return the error of the first wrong line. This is slow, but it runs only once."""
     for line, content in enumerate(text.split(b"\n"), start=before + 1):
         words = content.decode("utf-8", "replace").split()
         if not words:

@@ -1,4 +1,4 @@
-"""Parts of data files: files are cut between rows, so that each worker reads its part only."""
+"""Parts of data files: files are cut between rows, so that each worker reads only its part."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class FilePart:
         return not self.start and self.stop is None
 
     def lines_before(self, file: Path) -> int:
-        """Return the number of lines before the part; the file is read up to there."""
+        """Return the number of lines before the part, by reading the file up to the part."""
         if not self.start:
             return 0
         with self.opened(file) as source:
@@ -92,7 +92,7 @@ class _Joined(io.RawIOBase):
 
 
 def _blocks(source: BinaryIO, size: int | None, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """Yield the next ``size`` bytes; None for all that follow."""
+    """Yield the next ``size`` bytes in blocks; None means all remaining bytes."""
     while content := source.read(block_bytes if size is None else min(block_bytes, size)):
         yield content
         if size is not None:
@@ -111,7 +111,7 @@ class PartOfFile:
 
 
 def split_files(files: Sequence[Path], kind: Format, workers: int) -> list[list[PartOfFile]]:
-    """Return the parts of each worker; all have about the same number of bytes, and together they are all rows.
+    """Return the parts of each worker; all parts have about the same number of bytes, and together they hold all rows.
 
     Files are cut where a line begins; bags of words are cut where a document begins.
 
@@ -139,7 +139,7 @@ def split_files(files: Sequence[Path], kind: Format, workers: int) -> list[list[
 
 
 def _span(file: Path, kind: Format) -> tuple[int, int]:
-    """Return where the rows of a file begin and end."""
+    """Return the first and the last byte offset of the rows of a file."""
     try:
         with open_unlinked(file) as source:
             if kind == "ratings" and file.suffix == ".csv":
@@ -157,7 +157,7 @@ def _span(file: Path, kind: Format) -> tuple[int, int]:
 def _cut(
     files: Sequence[Path], spans: Sequence[tuple[int, int]], kind: Format, wanted: int
 ) -> tuple[int, int]:
-    """Return the file and the byte where a row begins, at or after a number of bytes of all rows."""
+    """Return (file, byte offset) of the first row at or after a given number of bytes of all rows."""
     for number, (start, stop) in enumerate(spans):
         if wanted < stop - start:
             return number, min(stop, _row_start(files[number], kind, start, start + wanted))
@@ -166,14 +166,14 @@ def _cut(
 
 
 def _row_start(file: Path, kind: Format, first: int, at: int) -> int:
-    """Return the beginning of the first row that begins at or after a byte."""
+    """Return the offset of the first row that begins at or after a byte."""
     if at <= first:
         return first
     if file.suffix == TRIPLES_SUFFIX:
         return -(-at // TRIPLE.itemsize) * TRIPLE.itemsize
     with open_unlinked(file) as source:
         if kind == "ratings":
-            # A line feed inside of quotes ends no row, so the quotes before it are counted.
+            # A line feed inside quotes does not end a row, so the quotes before it are counted.
             quotes = sum(block.count(_QUOTE) for block in _blocks(source, at - 1))
             _skip_record(source, file, quotes)
         else:

@@ -37,7 +37,7 @@ def ratings_blocks(
     """Yield one row for each rating, with an entry of value 1 for the user and one for the item.
 
     Args:
-        file: a .csv file with a header, a .parquet file, or a file that `write_triples` wrote.
+        file: a .csv file with a header, a .parquet file, or a file written by `write_triples`.
         columns: names of the columns of user, item and rating.
         block_bytes: bytes of a .csv file to read at a time.
         part: part of the file; .parquet files are read whole.
@@ -148,7 +148,7 @@ def _csv_batches(
 
 
 def _place(file: Path, row: int, part: FilePart) -> int:
-    """Return the line of a .csv file, or the row of a .parquet file, from a row of a part that counts from 0."""
+    """Convert a row number of a part, from 0, to the line of a .csv file or the row of a .parquet file."""
     if file.suffix != ".csv":
         return row + 1
     return row + 1 + (part.lines_before(file) or 1)

@@ -1,1 +1,1 @@
-"""Jobs that are made of other jobs, and parsers for jobs of all kinds."""
+"""Jobs that run other jobs, and parsers for jobs of all kinds."""

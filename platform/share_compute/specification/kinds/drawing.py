@@ -95,7 +95,7 @@ def _said(one: dict[str, str]) -> str:
 
 
 def _put(document: dict[str, Any], name: str, value: Any) -> None:
-    """Set a field in a job file, given its name with dots; numbers are places in lists, from 0."""
+    """Set a field in a job file by its dotted name; numbers in the name are list indices from 0."""
     *outer, last = name.split(".")
     node: Any = document
     for place, part in enumerate(outer):
@@ -116,7 +116,7 @@ def _put(document: dict[str, Any], name: str, value: Any) -> None:
 def _inner(node: Any, part: str) -> Any:
     if isinstance(node, dict):
         return node.get(part)
-    # A longer number is no place in a list, and Python refuses to read numbers of thousands of digits.
+    # A longer number cannot be a list index, and Python refuses to parse numbers of thousands of digits.
     is_place = part.isdecimal() and len(part) <= _MOST_DIGITS and int(part) < len(node)
     return node[int(part)] if is_place else None
 

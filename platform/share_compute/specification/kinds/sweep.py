@@ -107,7 +107,7 @@ class SuccessiveHalvingSpec(SpecModel):
     """At each comparison, one trial in ``factor`` continues."""
 
     def rungs(self, steps: int) -> tuple[int, ...]:
-        """Return the steps of the comparisons of a job with this number of steps, in ascending order."""
+        """Return, in ascending order, the steps at which jobs with this number of steps are compared."""
         found, step = [], self.first
         while step < steps:
             found.append(step)
@@ -207,7 +207,7 @@ class SweepJob(SpecModel):
         return self
 
     def require_comparable(self, job: TrainJob) -> None:
-        """Raise ValueError unless the validations of a job give the values by which trials are compared."""
+        """Raise ValueError unless the validations of a job give the metric by which trials are compared."""
         task = job.resolved_task
         if job.tasks and self.metric != "validation_loss":
             raise ValueError(

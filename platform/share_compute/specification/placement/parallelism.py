@@ -1,4 +1,4 @@
-"""Options of a job that say how its model is divided among machines."""
+"""Options of a job for the division of its model among machines."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ParallelismSpec(SelectionSpec):
 
     @property
     def needs_a_check(self) -> bool:
-        """Whether the model's layers show whether they can be computed so: by several processes, or in slices."""
+        """Whether only the model's layers show if it supports several processes or slices."""
         return self.tensor > 1 or self.sequence > 1
 
     @property

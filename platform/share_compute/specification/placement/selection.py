@@ -79,18 +79,18 @@ class SelectionSpec(SpecModel):
 
     @property
     def words(self) -> str:
-        """The machines that may be used, such as ``a machine with gpu=yes``; empty if all may be used."""
+        """Text about the machines that may be used, such as ``a machine with gpu=yes``; empty if all may be used."""
         if self.ranks > 1:
             return self._with_ranks(self._selected or "a machine")
         return self._selected
 
     def _with_ranks(self, machine: str) -> str:
-        """Return words for a machine that can run all ranks."""
+        """Return a phrase for a machine that can run all ranks."""
         return f"{machine} that computes with {self.ranks} CPU threads or more, or with {self.ranks} GPUs together"
 
     @property
     def _selected(self) -> str:
-        """The machines that ``only`` and ``avoid`` allow, in words; empty if all are allowed."""
+        """Text about the machines that ``only`` and ``avoid`` allow; empty if all are allowed."""
         if not self.only and not self.avoid:
             return ""
         names, labels = _sorted_out(self.only)
@@ -103,7 +103,7 @@ class SelectionSpec(SpecModel):
         return " ".join(filter(None, (allowed or "a machine", " and ".join(avoided))))
 
     def disagreement(self, machines: Iterable[Labelled]) -> str | None:
-        """Return the name of a machine that ``only`` and ``avoid`` both name, by its name or its id; None without."""
+        """Return the name of a machine that ``only`` and ``avoid`` both select, by name or id; None if none."""
         wanted, avoided = set(_sorted_out(self.only)[0]), set(_sorted_out(self.avoid)[0])
         return next(
             (one.name for one in machines if wanted & {one.id, one.name} and avoided & {one.id, one.name}),
@@ -112,12 +112,12 @@ class SelectionSpec(SpecModel):
 
 
 def _few(selectors: list[str]) -> list[str]:
-    """Return the first selectors, and how many more there are."""
+    """Return the first selectors, and the number of the others."""
     rest = len(selectors) - _MOST_NAMED
     return selectors if rest <= 0 else [*selectors[:_MOST_NAMED], f"one of {rest} more"]
 
 
 def _sorted_out(selectors: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Return the names and ids among the selectors, and the labels."""
+    """Split selectors into names and ids, and labels."""
     selectors = list(selectors)
     return [each for each in selectors if "=" not in each], [each for each in selectors if "=" in each]

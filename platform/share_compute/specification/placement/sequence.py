@@ -29,11 +29,11 @@ class SlicedLayout(Protocol):
 
     @property
     def members_per_stage(self) -> int | None:
-        """Number of machines of a stage that the job asks for."""
+        """Number of machines of a stage that the job requests."""
 
 
 def require_slices(layout: SlicedLayout, training: TrainingSpec, *, is_language_model: bool) -> None:
-    """Check that the sequences of a job can be cut, if it asks for that.
+    """Check that the sequences of a job can be cut, if the job requests slices.
 
     Args:
         layout: placement of the job.

@@ -179,7 +179,7 @@ def restore(source: Path, url: str, now: datetime) -> Path | None:
         The path to which the previous database was moved; None if there was none.
 
     Raises:
-        UserError: the URL does not name an SQLite file, or the file is no backup of share-compute.
+        UserError: the URL does not name an SQLite file, or the file is not a backup of share-compute.
         NotFound: the backup does not exist.
         Conflict: a server uses the database, or this version cannot read the backup.
         Unavailable: the backup is damaged, or a file cannot be written.
@@ -232,7 +232,7 @@ def _rename_replaced(file: Path, now: datetime) -> Path | None:
 
 def _copy(file: Path, target: Path) -> None:
     try:
-        # Opening the source read-only would need an existing log (SQLite, "WAL-mode databases on read-only media").
+        # Opening the source read-only would require an existing log (SQLite, "WAL-mode databases on read-only media").
         with closing(sqlite3.connect(file, timeout=10.0)) as source, closing(sqlite3.connect(target)) as copy:
             source.backup(copy, pages=_PAGES_AT_ONCE)
             copy.execute("PRAGMA journal_mode=DELETE")  # makes the copy a single file, without a log file

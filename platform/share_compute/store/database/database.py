@@ -168,7 +168,7 @@ def migration_config(connection: Connection | None = None) -> Config:
 
 
 def newest_revision() -> str:
-    """Return the newest Alembic revision of the migrations in this package, as the names of their files begin."""
+    """Return the newest Alembic revision of the migrations in this package, from the names of their files."""
     folder = Path(__file__).parents[1] / "migrations" / "versions"
     return max(file.name.partition("_")[0] for file in folder.glob("[0-9]*.py"))
 

@@ -2,7 +2,7 @@
 
 A lock alone is not enough: its holder may be paused while another server takes the lock, and write when it resumes
 (Kleppmann, "How to do distributed locking", 2016). So each claim increments an epoch. Each write transaction checks,
-inside the transaction, that the newest epoch is still that of its server.
+inside the transaction, that the newest epoch still belongs to its server.
 """
 
 from __future__ import annotations

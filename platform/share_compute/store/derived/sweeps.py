@@ -1,4 +1,4 @@
-"""Sweeps and their trials: each decision is one transaction, so a server that starts again continues from the rows."""
+"""Sweeps and their trials: each decision is one transaction, so a restarted server continues from the rows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Sweeps:
         return sorted(found, key=lambda job: job.trial.number)
 
     def progress(self, sweep_id: str) -> SweepProgress:
-        """Return the progress of a sweep beside that of its trials.
+        """Return the part of a sweep's progress that its trials do not have.
 
         Raises:
             NotFound: no job has this id.

@@ -68,7 +68,7 @@ export function applyEvents(client: QueryClient, events: ClusterEvent[]): void {
     if (id !== null) applyToJob(client, refresher, id, some);
   }
   applyToJobLists(client, byJob);
-  // The events of trials do not name their sweep.
+  // Events of trials do not contain the id of their sweep.
   if (events.some((event) => TRIALS.has(event.kind))) refresher.refresh(["trials"]);
   if (events.some((event) => COMPARED.has(event.kind))) refresher.refresh(["comparison"], { pauseMs: SUMS_MS });
   if (events.some((event) => MODELS.has(event.kind))) refresher.refresh(catalogue.queryKey, { pauseMs: SUMS_MS });
@@ -97,7 +97,7 @@ function applyToDeployments(client: QueryClient, refresher: Refresher, events: C
     refresher.refresh(deploymentStatus(key).queryKey);
   }
   refresher.refresh(["deployments"]);
-  // Models are added or removed only by changes between states.
+  // Only changes of a state add or remove models.
   if (news.some((one) => one.state !== one.from)) refresher.refresh(servedModels.queryKey);
 }
 
@@ -143,7 +143,7 @@ function applyToMachines(client: QueryClient, refresher: Refresher, events: Clus
     const held = client.getQueryData(machine(id).queryKey)?.held?.job_id ?? null;
     const ofJob = held === null ? [] : events.filter((event) => event.job_id === held);
     if (!query.isActive()) {
-      // The page is not open: it refetches everything when it is opened again.
+      // The page is not open, so it refetches everything when it is opened again.
       if (own.length + ofJob.length > 0) void client.invalidateQueries({ queryKey: ["contributor", id], refetchType: "none" });
       continue;
     }
@@ -211,7 +211,7 @@ export function mergeMetrics(known: Metric[], events: ClusterEvent[]): Metric[] 
   return thinned([...known.filter((metric) => !replaced.has(name(metric))), ...fresh].sort((a, b) => a.step - b.step));
 }
 
-/** Limit the points of a page that stays open for days to a few times as many as a newly opened page has. */
+/** Limit the points of a page that stays open for days to a few times those of a newly opened page. */
 function thinned(metrics: Metric[]): Metric[] {
   const train = metrics.filter((metric) => metric.split === "train");
   if (train.length <= 3 * MOST_POINTS) return metrics;

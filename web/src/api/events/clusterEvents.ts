@@ -8,7 +8,7 @@ import { write } from "./write";
 
 /** Above this number, one request for the whole cluster is cheaper than one that names each machine. */
 const MOST_NAMED = 100;
-/** Time that the server needs to compute the islands of many machines; it answers before they are ready. */
+/** Time that the server needs to compute the islands of many machines; it responds before they are ready. */
 const ISLANDS_MS = 3000;
 
 interface Change {
@@ -32,7 +32,7 @@ export function changed(before: ClusterView, events: readonly ClusterEvent[]): C
     }
     machines ??= [...before.machines];
     machines[place] = { ...machines[place]!, ...changeOf(event) };
-    // The event does not contain the measurements, and islands depend on them.
+    // The event does not contain the measurements, which determine the islands.
     if (event.kind === "contributor" && event.data.state !== "probing" && event.data.state !== "joining") unknown.add(id);
   }
   return { cluster: machines === undefined ? before : { ...before, machines }, unknown: [...unknown] };
@@ -65,7 +65,7 @@ export function merged(before: ClusterView, fresh: ClusterView): ClusterView {
   const names = new Set(fresh.machines.map((machine) => machine.name));
   const machines = before.machines.flatMap((machine) => {
     const row = rows.get(machine.id);
-    // A lost machine that joined again has another row.
+    // A lost machine that joined again has a new row.
     if (row === undefined && isGone(machine) && names.has(machine.name)) return [];
     rows.delete(machine.id);
     return [row ?? machine];

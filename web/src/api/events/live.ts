@@ -1,10 +1,8 @@
 /**
  * Server-sent events over fetch. EventSource cannot start at a given event, and reports neither the end of a session
- * nor a complete stream.
- *
- * A lost or unresponsive connection is opened again after the last received event (`Last-Event-ID`). The wait doubles each
- * time, up to `SLOWEST_MS`. The server repeats no event before that one and leaves out none
- * after it.
+ * nor a complete stream. A lost or unresponsive connection is opened again after the last received event
+ * (`Last-Event-ID`). The wait doubles each time, up to `SLOWEST_MS`. The server then sends exactly the events after
+ * that one.
  */
 import { EventSourceParserStream } from "eventsource-parser/stream";
 
@@ -22,7 +20,9 @@ export interface Listener {
   onState: (state: LiveState) => void;
 }
 
-/** Listen until `signal` aborts, or the server refuses for good (the session has ended, the job was deleted). */
+/**
+ * Listen until `signal` aborts, or until the server refuses permanently (the session has ended, the job was deleted).
+ */
 export async function listen(
   url: string,
   startId: string | undefined,
@@ -38,7 +38,7 @@ export async function listen(
       const lost = new AbortController();
       const either = AbortSignal.any([signal, lost.signal]);
       const response = await authorizedFetch(new Request(url, { headers, signal: either, cache: "no-store" }));
-      // No content: the stream is complete, and the standard forbids reconnecting.
+      // No content means that the stream is complete, and the standard forbids reconnecting.
       if (response.status === 204 || response.body === null) return;
       listener.onState("live");
       const { text, stop } = withReadTimeout(response.body, () => lost.abort());

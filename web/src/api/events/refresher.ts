@@ -1,6 +1,6 @@
 /**
  * Refetches data that events do not contain: at once when idle, and at most once a second for each key during a burst
- * of events. It never cancels a running request, since fifty events a second would cancel all of them.
+ * of events. It never cancels a running request, because fifty events a second would cancel every request.
  */
 import { hashKey, type QueryClient, type QueryFilters, type QueryKey } from "@tanstack/react-query";
 
@@ -19,7 +19,7 @@ export class Refresher {
     this.run(hashKey(queryKey) + exact, task, pauseMs);
   }
 
-  /** Wait for running requests: their responses may be older than the event. */
+  /** Wait for running requests, because their responses may be older than the event. */
   async answered(which: QueryFilters): Promise<void> {
     const underWay = this.client.getQueryCache().findAll({ ...which, fetchStatus: "fetching" });
     await Promise.allSettled(underWay.map((query) => query.promise));

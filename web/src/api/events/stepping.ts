@@ -1,4 +1,4 @@
-/** Jobs that commit steps now, from the events of the cluster. */
+/** Jobs that are committing steps now, according to the cluster's events. */
 import { useEffect, useState } from "react";
 
 import { subscribe } from "./eventListeners";
@@ -8,7 +8,7 @@ import type { ClusterEvent } from "../types";
 const LEAST_MS = 10_000;
 const CHECK_MS = 2000;
 
-/** Until when (ms) each job counts as stepping, by its id. */
+/** Time in ms until which each job counts as stepping, by job id. */
 export type Until = ReadonlyMap<string, number>;
 
 /** Return `until` after an event at `now` (ms); the same object if it changes nothing. */

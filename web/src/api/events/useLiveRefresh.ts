@@ -8,16 +8,16 @@ import { applyEvents, applyFigures } from "./applyEvents";
 import { publish } from "./eventListeners";
 import { listen, type LiveState } from "./live";
 
-/** Events are rendered in batches: fifty a second must not render fifty times a second. */
+/** Events are rendered in batches: fifty events a second must not cause fifty renders. */
 const BATCH_MS = 200;
 
 export interface Live {
   state: LiveState;
-  /** When the connection was last known to be up. */
+  /** Time when the connection was last known to be up. */
   lastConnected: string | null;
 }
 
-/** Listen if the key may; null if it may not. */
+/** Listen if the key has the scope; null if it lacks the scope. */
 export function useLiveRefresh(mayListen: boolean): Live | null {
   const client = useQueryClient();
   const [live, setLive] = useState<Live>({ state: "connecting", lastConnected: null });
@@ -28,7 +28,7 @@ export function useLiveRefresh(mayListen: boolean): Live | null {
     const batch = new Batch((events) => applyEvents(client, events));
     let wasLost = false;
     const onState = (state: LiveState) => {
-      // Nothing was missed on the first connection: the stream starts at an event before all requests.
+      // The first connection misses nothing, because the stream starts at an event before all requests.
       if (state === "live" && wasLost) void client.invalidateQueries();
       wasLost = state === "lost";
       setLive((before) => ({
@@ -45,7 +45,7 @@ export function useLiveRefresh(mayListen: boolean): Live | null {
     const session = currentSession();
     const start = session.state === "in" ? session.lastEvent?.toString() : undefined;
     listen("/api/v1/events?figures=true", start, { onEvent, onState }, stop.signal).catch(() => {
-      // An ended session has led to the sign-in page already. Any other refusal would be repeated.
+      // After the end of a session the sign-in page is already shown. Any other refusal would repeat.
       onState("lost");
     });
     return () => {

@@ -2,8 +2,8 @@
 import type { QueryClient, QueryKey } from "@tanstack/react-query";
 
 /**
- * Change the cached response to a query, if there is one. It counts as no fresher: if it was out of date otherwise, it
- * stays so, and is refetched when a page shows it.
+ * Change the cached response to a query, if there is one. This does not make the response fresher: an outdated response
+ * stays outdated, and is refetched when a page shows it.
  */
 export function write<T>(client: QueryClient, queryKey: QueryKey, change: (old: T) => T): void {
   const query = client.getQueryCache().find<T>({ queryKey, exact: true });
@@ -16,7 +16,9 @@ export function write<T>(client: QueryClient, queryKey: QueryKey, change: (old: 
   if (isInvalidated) query.invalidate();
 }
 
-/** Change it now, and again after a running request, whose response may be older. `change` may thus run twice. */
+/**
+ * Change the response now, and again after a running request, whose response may be older. `change` may thus run twice.
+ */
 export function writeThrough<T>(client: QueryClient, queryKey: QueryKey, change: (old: T) => T): void {
   const query = client.getQueryCache().find<T>({ queryKey, exact: true });
   if (query?.state.fetchStatus === "fetching") {

@@ -7,7 +7,7 @@ export function meanOf(values: readonly (number | null)[]): number | null {
   return known.length === 0 ? null : known.reduce((sum, value) => sum + value, 0) / known.length;
 }
 
-/** All machines in their order; of more than `most`, those with the highest mean, highest first. */
+/** All machines in their order; if there are more than `most`, those with the highest means, highest first. */
 export function busiest(
   machines: readonly MachineSummary[],
   used: Readonly<Record<string, MachineUtilization>>,

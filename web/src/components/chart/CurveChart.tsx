@@ -21,11 +21,11 @@ export interface Curve {
   values: (number | null)[];
   /** Index of its colour and dash pattern. */
   ink: number;
-  /** Whether it has few values, so that its points are drawn. */
+  /** Whether the curve has few values, so that its points are drawn. */
   isSparse?: boolean;
-  /** Whether it is drawn faintly, behind a smoothed curve of the same colour. */
+  /** Whether the curve is drawn faintly, behind a smoothed curve of the same colour. */
   isFaint?: boolean;
-  /** Colour in place of that of its ink; then only `isDashed` decides about dashes. */
+  /** Colour that replaces the colour of its ink; then only `isDashed` decides about dashes. */
   colour?: string;
   isDashed?: boolean;
 }
@@ -43,11 +43,14 @@ interface Props {
   description: string;
   format: (value: number) => string;
   height?: number;
-  /** Lowest and highest value of the vertical axis; default: those of the curves. */
+  /** Lowest and highest value of the vertical axis; default: the range of the curves. */
   range?: readonly [low: number, high: number] | undefined;
-  /** Inks of the curves that stand out; undefined for all. */
+  /** Inks of the highlighted curves; undefined for all. */
   lit?: ReadonlySet<number> | undefined;
-  /** Called with the index of the step under the pointer, null when it leaves. The chart then has no legend of its own. */
+  /**
+   * Called with the index of the step under the pointer, and with null when the pointer leaves. With this callback, the
+   * chart has no legend.
+   */
   onPoint?: (index: number | null) => void;
 }
 
@@ -111,7 +114,7 @@ export function CurveChart({ steps, curves, isLog, zoom, onZoom, description, fo
       plot.current = null;
       drawn.destroy();
     };
-    // New values reach the chart by setData below; only a change of its shape creates a new chart.
+    // setData below passes new values to the chart; only a change of its shape creates a new chart.
   }, [scheme, isLog, shape, hasWidth]);
 
   useEffect(() => {
@@ -137,7 +140,7 @@ function alphaOf({ ink }: Curve, lit: ReadonlySet<number> | undefined): number {
   return lit === undefined || lit.has(ink) ? 1 : 0.15;
 }
 
-/** The given range, or that of the values with uPlot's own padding; uPlot gives null for no values. */
+/** The given range, or the range of the values with uPlot's own padding; uPlot gives null for no values. */
 function rangeOf(given: readonly [number, number] | undefined, min: number | null, max: number | null): uPlot.Range.MinMax {
   if (given !== undefined) return [...given];
   return min === null || max === null ? [null, null] : uPlot.rangeNum(min, max, 0.1, true);

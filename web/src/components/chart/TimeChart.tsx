@@ -27,7 +27,7 @@ interface Props {
   /** Ends of the time axis, in seconds since 1970. */
   begin: number;
   end: number;
-  /** Highest value of the vertical axis, which begins at 0; null for the highest of the values. */
+  /** Highest value of the vertical axis, which begins at 0; null for the maximum of the values. */
   top: number | null;
   height: number;
   /** Text alternative of the picture. */
@@ -38,7 +38,7 @@ interface Props {
   /** Times that are shaded, in seconds since 1970. */
   bands?: readonly (readonly [from: number, to: number])[];
   hasPoints?: boolean;
-  /** Called with the index of the moment under the pointer, null when it leaves. */
+  /** Called with the index of the moment under the pointer, and with null when the pointer leaves. */
   onPoint?: (index: number | null) => void;
 }
 

@@ -1,8 +1,8 @@
 /** Layout of parallel coordinates: places of the axes and paths of the lines, in pixels. */
 const NAME_PX = 16;
-/** Space between two axes below which their names are in two rows. */
+/** Space between two axes below which their names are placed in two rows. */
 const NARROW_PX = 130;
-/** Smallest space between two axes: that of a value beside its axis. */
+/** Smallest space between two axes: enough for a value beside its axis. */
 const LEAST_GAP_PX = 92;
 const SIDE_PX = 70;
 const BOTTOM_PX = 12;
@@ -16,7 +16,7 @@ export interface Axis {
 }
 
 interface Layout {
-  /** Width of the picture: wider than the space if the axes would be too close. */
+  /** Width of the picture: wider than the available space if the axes would otherwise be too close. */
   width: number;
   /** Horizontal place of each axis. */
   x: number[];
@@ -25,7 +25,7 @@ interface Layout {
   bottom: number;
   /** Vertical place of the name of each axis. */
   names: number[];
-  /** One path for each line; without the axes on which the line has no value. */
+  /** One path for each line; it skips axes on which the line has no value. */
   paths: string[];
 }
 

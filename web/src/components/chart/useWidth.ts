@@ -2,7 +2,7 @@ import { useLayoutEffect, useState } from "react";
 
 /**
  * The width of an element's content in whole pixels, measured before the first paint, so that content below does not
- * move later. While the element is out of the layout the last width is kept.
+ * move later. The last width is kept while the element is not laid out.
  */
 export function useWidth<Held extends Element>(): { ref: (node: Held | null) => void; width: number } {
   const [node, ref] = useState<Held | null>(null);

@@ -19,7 +19,7 @@ export function CopyButton({ text, ...look }: { text: string } & ButtonProps) {
   );
 }
 
-/** Return whether the text was copied. Pages without TLS have only the old, deprecated way. */
+/** Return whether the text was copied. Pages without TLS support only the old, deprecated method. */
 async function wasCopied(text: string): Promise<boolean> {
   if (navigator.clipboard !== undefined) {
     return navigator.clipboard.writeText(text).then(

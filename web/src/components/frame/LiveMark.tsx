@@ -6,7 +6,7 @@ import { ago } from "../../format";
 import { useNow } from "../../useNow";
 import classes from "./LiveMark.module.css";
 
-/** Shows whether the data on screen is current, and since when it is not. */
+/** Shows whether the data on screen is current, and if not, since when. */
 export function LiveMark({ live }: { live: Live }) {
   const now = useNow(live.state === "lost");
   const { t } = useTranslation();

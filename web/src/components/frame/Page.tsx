@@ -4,7 +4,7 @@ import type { ReactNode } from "react";
 
 interface Props {
   title: string;
-  /** Next to the title: a badge, a count. */
+  /** Content next to the title, such as a badge or a count. */
   beside?: ReactNode;
   /** Buttons at the far end. */
   actions?: ReactNode;

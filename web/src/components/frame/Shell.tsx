@@ -169,7 +169,7 @@ function SearchIcon() {
   );
 }
 
-/** Shown in place of a page for which the key lacks the scope. */
+/** Shown instead of a page if the key lacks the page's scope. */
 function NotAllowed({ signedIn, needed }: { signedIn: SignedInKey; needed: Scope }) {
   const { t } = useTranslation();
   return (
@@ -191,7 +191,7 @@ function focusContent(event: React.MouseEvent) {
   document.getElementById("content")?.focus();
 }
 
-/** Beside the navigation on wide screens, in its menu on narrow ones. */
+/** Shown beside the navigation on wide screens, and in its menu on narrow ones. */
 interface Where {
   visibleFrom?: "md";
   hiddenFrom?: "md";
@@ -245,7 +245,7 @@ function SchemeSwitch(props: Where) {
   );
 }
 
-/** Shows rows that are far apart while they are, and close ones otherwise. */
+/** Button for the density of rows; its icon shows the present density. */
 function DensitySwitch(props: Where) {
   const { t } = useTranslation();
   const isCompact = useDensity() === "compact";

@@ -6,7 +6,7 @@ interface Place {
   to: "/" | "/jobs" | "/models" | "/playground" | "/admin";
   /** Key of `t`. */
   label: string;
-  /** Beginnings of the addresses that belong to it. */
+  /** Prefixes of the addresses that belong to the page. */
   paths: readonly string[];
   isFor: (key: SignedInKey) => boolean;
 }
@@ -26,7 +26,7 @@ export function isAt(path: string, paths: readonly string[]): boolean {
   return paths.some((one) => path.startsWith(one));
 }
 
-/** The scope that the page at an address needs. */
+/** The scope that is required for the page at an address. */
 export function scopeOf(path: string): Scope {
   if (path.startsWith("/playground")) return "chat";
   if (path.startsWith("/submit")) return "submit";

@@ -103,7 +103,7 @@ function subjectOf({ job_id, contributor_id }: Alert): "job" | "machine" | "depl
   return job_id != null ? "job" : contributor_id != null ? "machine" : "deployment";
 }
 
-/** A link to the page of what the alert is about; nothing for alerts about the server. */
+/** A link to the page of the alert's machine, job or deployment; nothing for alerts about the server. */
 function Subject({ alert, label }: { alert: Alert; label: string }) {
   if (alert.job_id != null) {
     return (
@@ -130,7 +130,7 @@ function Since({ alert: { since }, now }: { alert: Alert; now: number }) {
   );
 }
 
-/** The text of a single alert; of several, their number and what they have in common. */
+/** The text of a single alert; for several, their number and their common condition. */
 function titleOf(t: ReturnType<typeof useTranslation>["t"], { alerts }: AlertGroup): string {
   const [first] = alerts;
   if (alerts.length === 1) return sentence(first!.text);

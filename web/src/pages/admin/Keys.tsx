@@ -18,7 +18,7 @@ import { keys as keysQuery } from "./queries";
 
 type Granted = (typeof GRANTABLE)[number];
 
-/** API keys: one for each person or program, so that each can be revoked alone. */
+/** API keys: one for each person or program, so that keys can be revoked one at a time. */
 export function Keys({ keys }: { keys: readonly ApiKey[] }) {
   const { t } = useTranslation();
   const [showsRevoked, setShowsRevoked] = useState(false);

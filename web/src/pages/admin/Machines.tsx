@@ -11,7 +11,7 @@ import { SendAway } from "../machine/SendAway";
 import classes from "./Machines.module.css";
 import { differences, type Difference } from "./versions";
 
-/** Machines that the list shows; those that need attention are first. */
+/** Maximum number of machines in the list; those that need attention come first. */
 const MOST = 50;
 
 interface Props {
@@ -104,7 +104,7 @@ function Differences({ found }: { found: readonly Difference[] }) {
   );
 }
 
-/** Agents send a heartbeat every two seconds without an event; the server reports unresponsive ones. */
+/** Agents send a heartbeat every two seconds without an event; only unresponsive machines cause events. */
 function Heartbeat({ machine, alerts, now }: { machine: Contributor; alerts: readonly Alert[]; now: number }) {
   const { t } = useTranslation();
   if (machine.state === "joining") return "–";

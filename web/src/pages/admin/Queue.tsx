@@ -10,7 +10,7 @@ import { useNow } from "../../useNow";
 /** Jobs that the list shows. */
 const MOST = 50;
 
-/** The first jobs in the order in which they get machines. */
+/** The first jobs in the queue, in the order in which they get machines. */
 export function Queue({ jobs }: { jobs: readonly QueuedJob[] }) {
   const { t } = useTranslation();
   const now = useNow(jobs.length > 0);

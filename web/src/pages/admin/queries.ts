@@ -16,7 +16,7 @@ export const deployments = queryOptions({
     (await body(api.GET("/api/v1/deployments", { signal, params: { query: { limit: 500 } } }))).deployments,
 });
 
-/** Not refreshed by events: only this page changes keys. */
+/** Not refreshed by events, because only this page changes keys. */
 export const keys = queryOptions({
   queryKey: ["keys"],
   queryFn: async ({ signal }) => (await body(api.GET("/api/v1/keys", { signal }))).keys,

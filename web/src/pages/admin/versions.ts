@@ -12,7 +12,7 @@ export const PARTS = Object.entries(NAMES) as [keyof Versions, string][];
 
 export interface Difference {
   name: string;
-  /** Undefined if the machine did not report it. */
+  /** Undefined if the machine did not report its version. */
   given: string | undefined;
   wanted: string;
 }

@@ -70,7 +70,7 @@ function Scale({ deployment, close }: Props) {
       body(
         api.PATCH("/api/v1/deployments/{deployment}", {
           params: { path: { deployment: deployment.id } },
-          // The range format of the command line; other options of the replicas are kept.
+          // The range in the format of the command line; other options of the replicas are kept.
           body: { replicas: `${Number(min)}..${Number(max)}` },
         }),
       ),

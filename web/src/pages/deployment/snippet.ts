@@ -1,9 +1,9 @@
-/** Programs that call a deployment, to be copied; they run as they are, once the key is filled in. */
+/** Programs that call a deployment, to be copied; they run unchanged once the key is filled in. */
 export type Language = "python" | "curl";
 /** The route of the OpenAI API that a model answers. */
 export type Route = "chat/completions" | "completions" | "embeddings";
 
-/** The route that suits a model; chat for a model that is not known yet. */
+/** The route that suits a model; chat for an unknown model. */
 export function routeOf(model: { kind: "generate" | "embed"; has_chat_template: boolean } | undefined): Route {
   if (model?.kind === "embed") return "embeddings";
   return model?.has_chat_template === false ? "completions" : "chat/completions";
@@ -59,7 +59,7 @@ function literal(value: unknown): string {
 }
 
 function curl(body: Record<string, unknown>, origin: string, route: Route): string {
-  // Inside single quotes a shell changes nothing, and nothing but a single quote ends them.
+  // Inside single quotes a shell changes nothing, and only a single quote ends them.
   const text = JSON.stringify(body).replaceAll("'", "'\\''");
   return `curl -N ${origin}/v1/${route} \\
   -H "Authorization: Bearer YOUR_API_KEY" \\

@@ -11,7 +11,7 @@ import { StateBadge } from "../../components/StateBadge";
 import classes from "./FirstSteps.module.css";
 import { after, become, useProgress, type Done } from "./steps";
 
-/** Shown above `children`, or, in a cluster without machines, in their place. */
+/** Shown above `children`, or instead of them in a cluster without machines. */
 export function FirstSteps({ machines, children }: { machines: number; children: ReactNode }) {
   const { t } = useTranslation();
   const progress = useProgress();

@@ -1,9 +1,9 @@
-/** When the list of first steps is shown: from a cluster without machines and jobs until all is done or dismissed. */
+/** Decides when the list of first steps is shown: from an empty cluster until all steps are done or dismissed. */
 import { kept, Shared } from "../../kept";
 
 const NAME = "share-compute.first-steps";
 
-/** `unknown`: nobody has seen the list in this browser. */
+/** `unknown`: the list was never shown in this browser. */
 export type Progress = "unknown" | "begun" | "over";
 
 export interface Done {
@@ -25,7 +25,7 @@ export function useProgress(): Progress {
   return shared.use();
 }
 
-/** The progress after the cluster was looked at. A cluster that others have set up already needs no first steps. */
+/** The progress, given the state of the cluster. A cluster that was already set up needs no first steps. */
 export function after(before: Progress, { machine, job, model }: Done): Progress {
   if (before === "begun") return machine && job && model ? "over" : "begun";
   return before === "unknown" && !machine && !job ? "begun" : before;

@@ -28,7 +28,7 @@ export function Actions({ job }: { job: Job }) {
   const isOpen = job.state === "queued" || job.state === "planning" || job.state === "running";
   const remove = async () => {
     await body(api.DELETE("/api/v1/jobs/{job_id}", { params }));
-    // Leave this page first, since it would refetch the deleted job.
+    // Leave this page first, because it would refetch the deleted job.
     await navigate({ to: "/jobs" });
     client.removeQueries({ queryKey: jobQuery(job.id).queryKey });
     await fetchAgain(client, { queryKey: ["jobs"] });

@@ -1,4 +1,4 @@
-/** Parts of a job's page of which one is shown: one step, rounds, the plan, predictions, samples, and results. */
+/** Tabs of a job's page, one of which is shown: one step, rounds, the plan, predictions, samples, and results. */
 import { Tabs, Title } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { useNavigate, useSearch } from "@tanstack/react-router";
@@ -21,13 +21,16 @@ import { mergingOf, roundsIn } from "./rounds/rounds";
 import type { Part } from "./search";
 import { Timeline } from "./timeline/Timeline";
 
-/** An ended job shows its results first, other jobs what their machines do; one step last, since it is planned anew. */
+/**
+ * An ended job shows its results first, other jobs the work of their machines. The single step is last, because it is
+ * planned on demand.
+ */
 const RESULTS_FIRST: readonly Part[] = ["predictions", "results", "samples", "rounds", "plan", "step"];
 const WORK_FIRST: readonly Part[] = ["rounds", "plan", "step", "predictions", "samples", "results"];
 
 interface Props {
   job: Job;
-  /** Shown to the right; in the whole width if there is no part. */
+  /** Shown to the right; uses the whole width if there is no tab. */
   beside?: ReactNode;
 }
 

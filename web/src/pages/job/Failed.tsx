@@ -12,7 +12,7 @@ import { MachineLink } from "../../components/MachineLink";
 import { translated } from "../../i18n/texts";
 import { lostDuring, type Members } from "./members";
 
-/** The reason of a failed job, the fields or the machine concerned, the hint, and a way to submit it again. */
+/** The reason of the failure, the affected fields or machine, the hint, and a way to resubmit the job. */
 export function Failed({ job, members }: { job: Job; members: Members }) {
   const { t } = useTranslation();
   const maySubmit = useMay("submit");

@@ -22,7 +22,7 @@ export function Machines({ job, members }: { job: Job; members: Members }) {
   const { data: events } = useQuery(log(job.id));
   const { plan, measured, state } = job;
   const isLive = state === "running";
-  // Machines that go after the end of a job are no news about it.
+  // A machine that leaves after the end of a job is not news about the job.
   const watched = isLive || state === "planning" ? members : NOBODY;
   const change = useMemo(() => lastChangeIn(events ?? []), [events]);
   const bottleneck = plan?.prediction?.bottleneck.sentence;

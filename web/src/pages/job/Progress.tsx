@@ -1,4 +1,4 @@
-/** The figures that one looks for first, in large numerals, above the bar of the progress. */
+/** The most important figures in large numerals, above the progress bar. */
 import { Progress as Bar, Text } from "@mantine/core";
 import { useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useMemo, useState, type ReactNode } from "react";
@@ -99,7 +99,7 @@ function Numeral({ label, value, unit, note, isAlarm = false }: NumeralProps) {
   );
 }
 
-/** The figure that the job is run for: its loss, the best trial, or the rows in a second. */
+/** The main figure of the job: its loss, the best trial, or the rows per second. */
 function Result({ job, validation }: { job: Job; validation: unknown }) {
   const { t } = useTranslation();
   const isSweep = job.spec.kind === "sweep";
@@ -142,7 +142,7 @@ function AtWork({ job, members }: { job: Job; members: Members | undefined }) {
   const { t } = useTranslation();
   const isOpen = job.state === "running" || job.state === "planning";
   const gone = isOpen ? (members ?? []).filter(isGone) : [];
-  // Machines that left since are missing from the cluster.
+  // Machines that left since then are missing from the cluster.
   const all = idsInPlan(job)?.size ?? members?.length ?? 0;
   return (
     <Numeral
@@ -155,13 +155,13 @@ function AtWork({ job, members }: { job: Job; members: Members | undefined }) {
 }
 
 /**
- * Seconds for which a running job has made no progress, if they are many compared with its steps; otherwise null. The
- * server is asked first: without a connection no events arrive either.
+ * Seconds without progress of a running job, if this is long compared with its steps; otherwise null. The connection is
+ * checked first, because without it no events arrive.
  */
 function useStall(job: Job, events: readonly ClusterEvent[], mean: number | null, now: number): number | null {
   const client = useQueryClient();
   const [before, setBefore] = useState(() => latestProgress(undefined, job, events, Date.now()));
-  // `now` stands still while the job does not run.
+  // `now` is constant while the job does not run.
   const progress = latestProgress(before, job, events, Date.now());
   if (progress !== before) setBefore(progress);
   const { at } = progress;

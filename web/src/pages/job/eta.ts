@@ -15,7 +15,7 @@ export function shareOf(job: Counted): number {
   return total === 0 ? 0 : done / total;
 }
 
-/** Whether a training job learns to write text, so that its speed is counted in tokens; otherwise in samples. */
+/** Whether a training job's model generates text, so that its speed is counted in tokens; otherwise in samples. */
 function countsTokens({ dataset, table, images, labels, pairs }: Extract<Job["spec"], { kind: "train" }>["data"]): boolean {
   return [dataset, table, images, labels, pairs].every((part) => part == null);
 }
@@ -26,17 +26,17 @@ export function speedUnit(job: Pick<Job, "spec">): "tok/s" | "samples/s" {
   return job.spec.kind !== "train" || countsTokens(job.spec.data) ? "tok/s" : "samples/s";
 }
 
-/** Weight of the newest step in the mean: one slow step moves it by at most a tenth. */
+/** Weight of the newest step in the mean: one slow step changes the mean by at most a tenth. */
 const NEWEST = 0.1;
-/** Number of recent steps in the mean; the weight of earlier ones is below 0.1%. */
+/** Number of recent steps in the mean; the weight of earlier steps is below 0.1%. */
 const RECENT = 70;
-/** Number of steps whose median begins the mean, so that a slow first step does not count. */
+/** Number of steps whose median is the initial mean, so that a slow first step does not matter. */
 const FIRST = 5;
 /** A job has stalled after this many times the mean of a step, and after at least this many seconds. */
 const STALL_STEPS = 10;
-/** Longer than usual validations and checkpoints take: no event says that one has begun. */
+/** Longer than usual validations and checkpoints take, because no event reports their start. */
 const LEAST_STALL_S = 60;
-/** Kinds of events that are progress without a step. */
+/** Kinds of events that count as progress without a step. */
 const PROGRESS = new Set(["started", "validated", "checkpoint", "reformed"]);
 
 /**
@@ -64,7 +64,7 @@ export function stallLimitS(mean: number): number {
 
 /** The newest progress of a job that a page has seen. */
 export interface Progressed {
-  /** Identifies the job, its attempt and state, and how far it is. */
+  /** Identifies the job, its attempt and state, and its progress. */
   key: string;
   /** When the page first saw it, in ms. */
   at: number;
@@ -72,14 +72,14 @@ export interface Progressed {
 
 type Progressing = Counted & Pick<Job, "id" | "attempt" | "state">;
 
-/** Return `before` if the job is where it was then, or its present progress, first seen at `now` (ms). */
+/** Return `before` if the progress is unchanged; otherwise the present progress, first seen at `now` (ms). */
 export function latestProgress(before: Progressed | undefined, job: Progressing, events: readonly ClusterEvent[], now: number): Progressed {
   const seq = events.findLast((event) => PROGRESS.has(event.kind))?.seq;
   const key = [job.id, job.attempt, job.state, progressOf(job).done, seq].join(" ");
   return before?.key === key ? before : { key, at: now };
 }
 
-/** Times of the measured steps of training in seconds, or those of the rows of a batch from its reports. */
+/** Times of measured training steps in seconds, or of the rows of a batch, from its reports. */
 export function timesOf(metrics: readonly Metric[], events: readonly ClusterEvent[]): number[] {
   const steps = metrics.flatMap(({ split, data }) => (split === "train" && typeof data.seconds === "number" ? [data.seconds] : []));
   const rows = events.flatMap(({ kind, data }) => (kind === "rows" && typeof data.rows_per_s === "number" ? [1 / data.rows_per_s] : []));

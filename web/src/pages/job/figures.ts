@@ -20,13 +20,13 @@ const NAME_OF_FIGURE: Record<(typeof FIGURES)[number], string> = {
 };
 const SPLITS = ["validation", "test"] as const;
 
-/** The name of a figure, with that of its task before it. */
+/** The name of a figure, preceded by the name of its task. */
 export function nameOfFigure(figure: FigureName): string {
   const { figure: name, task } = taskOf(figure);
   return task === undefined ? t(NAME_OF_FIGURE[name]) : t("{{task}}: {{figure}}", { task, figure: t(NAME_OF_FIGURE[name]) });
 }
 
-/** The name of a result of a job or of a sweep's metric: `loss`, `validation_loss`, `test_digit.accuracy`. */
+/** The name of a job's result, or of a sweep's metric: `loss`, `validation_loss`, `test_digit.accuracy`. */
 export function nameOfResult(result: string): string {
   const split = SPLITS.find((one) => result.startsWith(`${one}_`));
   const figure = split === undefined ? result : result.slice(split.length + 1);

@@ -32,8 +32,8 @@ export function useMembers(job: Pick<Job, "id" | "plan">): Members | undefined {
 }
 
 /**
- * How each machine of the job went: members of the plan that the cluster reports as gone, before the job has a new
- * plan, and those that earlier plans had; the last event counts.
+ * How each former machine of the job left: members of the plan that the cluster reports as gone before there is a new
+ * plan, and members of earlier plans. The last event counts.
  */
 export function departuresOf(members: Members, events: readonly ClusterEvent[]): Map<string, Departure> {
   const found = new Map<string, Departure>();
@@ -51,7 +51,7 @@ export function departuresOf(members: Members, events: readonly ClusterEvent[]):
   return found;
 }
 
-/** Machines that a finished job had lost by its end, as its own log says; the names are those of its plans. */
+/** Machines that a finished job had lost by its end, according to its log; their names are from its plans. */
 export function lostDuring({ finished_at }: Pick<Job, "finished_at">, events: readonly ClusterEvent[]): { id: string; name: string }[] {
   const end = finished_at === null ? Infinity : Date.parse(finished_at);
   const during = events.filter(({ at }) => Date.parse(at) <= end);

@@ -5,7 +5,7 @@ import { JOB_KINDS, JOB_STATES } from "../../api/types";
 export function jobsSearch(search: Record<string, unknown>): JobFilter {
   const state = JOB_STATES.find((known) => known === search.state);
   const kind = JOB_KINDS.find((known) => known === search.kind);
-  // The router parses a name of digits alone as a number.
+  // The router parses a name that consists of digits as a number.
   const name = search.name === undefined ? "" : String(search.name);
   const tag = search.tag === undefined ? "" : String(search.tag);
   return {
@@ -21,12 +21,12 @@ export function jobsSearch(search: Record<string, unknown>): JobFilter {
 export const METRICS = ["accuracy", "top_5_accuracy", "f1", "auroc", "rmse", "mae", "r2", "perplexity"] as const;
 export type MetricName = (typeof METRICS)[number];
 export const FIGURES = ["loss", "learning_rate", "tokens_per_s", "seconds", "gradient_norm", ...METRICS] as const;
-/** A figure of all tasks, or that of one of several tasks: `digit.accuracy`. */
+/** A figure of all tasks, or of one of several tasks: `digit.accuracy`. */
 export type FigureName = (typeof FIGURES)[number] | `${string}.${FigureOfTask}`;
 /** Figures that a task among several has. */
 export type FigureOfTask = MetricName | "loss";
 
-/** The figure without the name of its task, and this name; undefined if the figure is that of all tasks. */
+/** The figure without the name of its task, and this name; undefined if the figure covers all tasks. */
 export function taskOf(figure: FigureName): { figure: (typeof FIGURES)[number]; task: string | undefined } {
   const dot = figure.indexOf(".");
   const name = figure.slice(dot + 1) as (typeof FIGURES)[number];
@@ -42,12 +42,12 @@ function isFigure(text: string): text is FigureName {
 export const EVENT_GROUPS = ["plan", "progress", "samples", "results", "notes"] as const;
 export type EventGroup = (typeof EVENT_GROUPS)[number];
 
-/** Parts of the page below the curves and the placement, of which one is shown. */
+/** Tabs below the curves and the placement, one of which is shown. */
 export const PARTS = ["step", "rounds", "plan", "predictions", "samples", "results"] as const;
 export type Part = (typeof PARTS)[number];
 
 export interface JobSearch {
-  /** Ids of other jobs whose curves are drawn, too, separated by commas. */
+  /** Ids of other jobs whose curves are also drawn, separated by commas. */
   with?: string | undefined;
   /** First and last step shown: "100-200". */
   steps?: string | undefined;
@@ -58,7 +58,7 @@ export interface JobSearch {
   smooth?: number | undefined;
   /** The group of events that is shown; default: all. */
   events?: EventGroup | undefined;
-  /** The part that is shown; the default depends on the job's state. */
+  /** The tab that is shown; the default depends on the job's state. */
   part?: Part | undefined;
 }
 

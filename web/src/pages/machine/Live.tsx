@@ -1,4 +1,4 @@
-/** What a machine uses now and used in the last hour: a small chart for each quantity, all on one scale of time. */
+/** The utilization of a machine now and in the last hour: a small chart for each quantity, all on one time scale. */
 import { Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import type { TFunction } from "i18next";

@@ -1,4 +1,4 @@
-/** Asks for a new measurement of a machine; it starts when all machines of its host are free. */
+/** Requests a new measurement of a machine, which starts when all machines of the host are free. */
 import { Button, Text } from "@mantine/core";
 import { useMutation } from "@tanstack/react-query";
 import { useTranslation } from "react-i18next";

@@ -17,7 +17,7 @@ export function WorkHistory({ machineId }: { machineId: string }) {
   const { data: work, error, refetch } = useQuery(machineWork(machineId));
   const [showsAll, setShowsAll] = useState(false);
   if (work === undefined) return <Waiting error={error} refetch={refetch} lines={2} />;
-  // The machines of a job hold nothing while the job is planned.
+  // While a job is planned, its machines hold no part of a model.
   const periods = work.periods.filter((period) => period.num_layers !== null);
   if (periods.length === 0) {
     return (

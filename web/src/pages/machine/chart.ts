@@ -2,10 +2,10 @@
 import type { BusyPoint } from "../../api/types";
 import type { TimeSeries } from "../../components/chart/TimeChart";
 
-/** Longest gap between two measurements of one line; a line across more would show values that nobody measured. */
+/** Longest gap inside a line; a line across a longer gap would show values that were not measured. */
 const GAP_MS = 15 * 60_000;
 
-/** Moments in seconds and shares; a moment without a share ends the line of a job, and stands in each long gap. */
+/** Moments in seconds, and fractions. A moment without a value ends the line of a job, and fills each long gap. */
 export function lineOf(measured: readonly BusyPoint[]): { times: number[]; series: TimeSeries[] } {
   const times: number[] = [];
   const values: (number | null)[] = [];

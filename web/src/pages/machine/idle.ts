@@ -5,7 +5,7 @@ export interface IdleReason {
   job: Pick<Job, "id" | "name">;
 }
 
-/** Why the running jobs do not use a machine, as their planner says; null if no plan names it. */
+/** The planner's reason why the running jobs do not use a machine; null if no plan names the machine. */
 export function idleReason(machineId: string, running: readonly Pick<Job, "id" | "name" | "plan">[]): IdleReason | null {
   for (const { id, name, plan } of running) {
     const idle = plan?.idle?.find((one) => one.contributor_id === machineId);

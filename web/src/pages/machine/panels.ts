@@ -7,16 +7,16 @@ export interface Panel {
   id: "cpu" | "gpu" | "memory" | "gpuMemory" | "temperature" | "network";
   unit: "share" | "bytes" | "celsius" | "rate";
   figures: Figure[];
-  /** Highest value of the axis; null for the highest of the values. */
+  /** Highest value of the axis; null for the maximum of the values. */
   top: number | null;
 }
 
-/** Longest time between two samples of one line; a line across more would show values that nobody measured. */
+/** Longest time between two samples of a line; a line across a longer gap would show values that were not measured. */
 const GAP_S = 45;
 
 const HOTTEST_C = 100;
 
-/** Panels with those figures that were measured at least once. */
+/** The panels, with only the figures that were measured at least once. */
 export function panelsOf(samples: readonly UtilizationSample[], lentBytes: number): Panel[] {
   const gpuBytes = samples.findLast((sample) => sample.gpu_total_bytes != null)?.gpu_total_bytes ?? null;
   const all: Panel[] = [

@@ -2,7 +2,7 @@
 export const HOURS = [1, 24, 168] as const;
 
 export interface MachineSearch {
-  /** Number of past hours for which its busy time is shown; default: 1. */
+  /** Number of past hours in the chart of busy time; default: 1. */
   hours?: number;
 }
 

@@ -17,7 +17,7 @@ import classes from "./Models.module.css";
 
 interface Props {
   entry: CatalogueEntry;
-  /** Identifies the machines that are ready and what they hold. */
+  /** Identifies the ready machines and their work. */
   machines: string;
   deployment: Deploying;
 }
@@ -134,7 +134,7 @@ function Fact({ label, value, isLarge = false }: { label: string; value: string;
   );
 }
 
-/** Whether the ready machines can serve the model, and how fast; planned when the user asks. */
+/** Whether the ready machines can serve the model, and at which speed; computed on request of the user. */
 function Fit({ entry, machines }: { entry: CatalogueEntry; machines: string }) {
   const { t } = useTranslation();
   const { data, error, isFetching, refetch } = useQuery({

@@ -12,22 +12,20 @@ const FETCH_MS = 3000;
 /** Ten minutes; a later request finds the files that the server has fetched by then. */
 const MOST_TRIES = 200;
 
-/** The deployment that the user asked for last. */
+/** The deployment that the user requested last. */
 export interface Deploying {
-  /** The model that is deployed; undefined before the first request. */
+  /** The model of this deployment; undefined before the first request. */
   entry: CatalogueEntry | undefined;
   isPending: boolean;
   error: Error | null;
-  /** Reason for which the last try was refused. */
+  /** The reason why the last try was refused. */
   failureReason: Error | null;
   start: (entry: CatalogueEntry) => void;
 }
 
 /**
  * Deploy a model and open its page. The server fetches a model of the Hub in the background, and accepts the request
- * when it has arrived; tries end when the page is left.
- *
- * @param taken Names of the deployments that are up.
+ * once the model has arrived. Retries end when the page is left. @param taken Names of the deployments that are up.
  */
 export function useDeploying(taken: readonly string[]): Deploying {
   const navigate = useNavigate();
@@ -43,7 +41,7 @@ export function useDeploying(taken: readonly string[]): Deploying {
     retryDelay: FETCH_MS,
     onSuccess: (made) => void client.setQueryData(deploymentQuery(made.name).queryKey, made),
   });
-  // Unlike those of the mutation itself, callbacks of `mutate` are dropped when the page is left.
+  // Callbacks of `mutate` are dropped when the page is left, unlike those of the mutation itself.
   const start = (wanted: CatalogueEntry) =>
     mutate(wanted, { onSuccess: ({ name }) => void navigate({ to: "/deployments/$name", params: { name } }) });
   return { entry, isPending, error, failureReason, start };

@@ -1,4 +1,4 @@
-/** What the page of models shows about an entry of the catalogue. */
+/** Data about an entry of the catalogue for the page of models. */
 import { ApiProblem } from "../../api/problem";
 import type { CatalogueEntry, MachineSummary, PlanReport } from "../../api/types";
 import { nameFrom } from "../deployment/facts";
@@ -58,7 +58,7 @@ export function isUnderWay(error: Error): boolean {
   return error instanceof ApiProblem && error.code === "fetch-under-way";
 }
 
-/** Identifies the ready machines and what they hold: a plan made for others may be wrong for these. */
+/** Identifies the ready machines and their work, because a plan for other machines may be wrong for these. */
 export function machinesKey(machines: readonly Pick<MachineSummary, "id" | "state" | "held">[]): string {
   return machines
     .filter(({ state }) => state === "ready")

@@ -4,9 +4,9 @@ import type { CatalogueEntry } from "../../api/types";
 export const SOURCES = ["operator", "job", "upload", "hub", "folder"] as const satisfies readonly CatalogueEntry["source"][];
 
 export interface ModelsSearch {
-  /** Deployments that ended, instead of those that are up. */
+  /** Whether to show deployments that ended, instead of those that are up. */
   show?: "over";
-  /** Whether the form for a deployment is open; the others fill it in. */
+  /** Whether the form for a deployment is open; the other parameters fill it in. */
   new?: boolean;
   job?: string;
   artifact?: string;

@@ -4,7 +4,7 @@ import { useTranslation } from "react-i18next";
 import { joined } from "../../placement/layout";
 import type { Answer, Turn } from "../../talk/types";
 
-/** Announces the state of the last answers to screen readers; a growing text is not read out token by token. */
+/** Announces the state of the last answers to screen readers; it does not read a growing text token by token. */
 export function Announcer({ turns }: { turns: readonly Turn[] }) {
   const { t } = useTranslation();
   const say = ({ model, state, marks }: Answer): string => {

@@ -43,7 +43,7 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
         </Text>
       )}
       <div className={classes.text} data-testid="answer">
-        {/* A model without a chat template continues a text, which need not be Markdown. */}
+        {/* A model without a chat template continues a text, which may not be Markdown. */}
         {answer.isPlain || answer.text === "" ? (
           plain
         ) : (

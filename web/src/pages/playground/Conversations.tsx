@@ -19,7 +19,8 @@ export const Conversations = memo(function Conversations({ current, onChange }: 
   const { t } = useTranslation();
   const list = useSyncExternalStore(saved.subscribe, saved.list);
   const isUnsaved = useSyncExternalStore(saved.subscribe, saved.unsaved) === current;
-  // At the side of the conversation the list is open; above it, on a narrow page, it would push it out of sight.
+  // Open beside the conversation; on a narrow page, where it is above the conversation, it would push the text out of
+  // sight.
   const isWide = useMediaQuery("(min-width: 75em)", undefined, { getInitialValueInEffect: false });
   const warning = isUnsaved && (
     <Text size="sm" role="status">

@@ -1,4 +1,4 @@
-/** An answer as Markdown. A page of its own in the bundle: it is loaded with the first answer. */
+/** Renders an answer as Markdown. It is a separate chunk of the bundle, loaded with the first answer. */
 import { Fragment, memo, type ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
@@ -9,7 +9,7 @@ import classes from "./Markdown.module.css";
 
 interface Props {
   text: string;
-  /** Marks in the text: each is shown before the first block that starts at its place or after it. */
+  /** Marks in the text: each is shown before the first block that starts at or after the mark. */
   marks: readonly Mark[];
   mark: (mark: Mark) => ReactNode;
 }
@@ -31,7 +31,10 @@ export default function Markdown({ text, marks, mark }: Props) {
   );
 }
 
-/** One block. It is parsed and rendered again only when its text changes: of a growing answer, the last one. */
+/**
+ * One block. It is parsed and rendered again only when its text changes; in a growing answer, only the last block
+ * changes.
+ */
 const Source = memo(function Source({ text }: { text: string }) {
   return <>{blocks(blocksOf(text))}</>;
 });
@@ -46,7 +49,7 @@ function BlockView({ block }: { block: Block }) {
     case "paragraph":
       return <p>{inline(block.content)}</p>;
     case "heading":
-      // Below the headings of the page; the levels of an answer are those of its author.
+      // Headings of an answer rank below those of the page; their levels are those in the text.
       return (
         <p className={classes.heading} role="heading" aria-level={Math.min(6, block.level + 2)}>
           {inline(block.content)}

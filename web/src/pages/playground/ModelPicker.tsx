@@ -12,7 +12,7 @@ interface Props {
   onChange: (names: string[]) => void;
 }
 
-/** Chooses the models. Chosen models that are not up are listed, too, since their names are in the address. */
+/** Chooses the models. Chosen models that are not up are listed, too, because their names are in the URL. */
 export function ModelPicker({ offered, chosen, most, onChange }: Props) {
   const { t } = useTranslation();
   const gone = chosen.filter((name) => !offered.some((one) => one.name === name));

@@ -12,7 +12,7 @@ interface Props {
   onChange: (settings: Settings) => void;
 }
 
-/** Sampling parameters; the server chooses empty ones, and their default is shown. */
+/** Sampling parameters. For empty ones the server uses its defaults, which are shown. */
 export function Parameters({ settings, onChange }: Props) {
   const { t } = useTranslation();
   const numbers: { name: Numbers; label: string; hint: string; step: string; min?: number; max?: number }[] = [
@@ -68,7 +68,7 @@ export function Parameters({ settings, onChange }: Props) {
 
 const MOST_STOPS = 16;
 
-/** Stop strings, one on each line; the text stays as typed while its lines are parsed. */
+/** Stop strings, one per line; the text stays as typed while its lines are parsed. */
 function Stops({ stops, onChange }: { stops: string[]; onChange: (stops: string[]) => void }) {
   const { t } = useTranslation();
   const [text, setText] = useState(stops.join("\n"));

@@ -19,7 +19,7 @@ interface Props {
   windows: Windows;
 }
 
-/** Closed, it renders nothing of the conversation, which grows while answers are written. */
+/** While closed, it does not render the conversation, which grows while answers are generated. */
 export default function Programs(props: Props) {
   const { t } = useTranslation();
   const [isOpen, setOpen] = useState(false);

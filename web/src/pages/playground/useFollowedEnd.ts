@@ -1,6 +1,6 @@
 import { useEffect, useRef } from "react";
 
-/** Maximum distance from the end of the page at which the page follows its end. */
+/** Maximum distance from the end of the page at which the page keeps scrolling to the end. */
 const NEAR_PX = 160;
 
 /** Keeps the end of growing content in view, unless the user has scrolled away from it. */

@@ -1,4 +1,4 @@
-/** Chooses from many columns or fields: with a search, and those that differ between the jobs first. */
+/** Chooses from many columns or fields: with a search; fields that differ between the jobs come first. */
 import "@mantine/core/styles/Checkbox.css";
 import "@mantine/core/styles/Popover.css";
 
@@ -19,7 +19,7 @@ interface Props {
   isOfFields?: boolean;
   shown: readonly ColumnKey[];
   onChange: (shown: ColumnKey[]) => void;
-  /** Goes back to the default; undefined if that is shown. */
+  /** Restores the default; undefined if the default is shown. */
   onReset: (() => void) | undefined;
 }
 

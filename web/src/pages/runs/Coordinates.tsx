@@ -13,7 +13,7 @@ import type { ComparedRun } from "./RunLegend";
 import { columnsIn, type CompareSearch } from "./search";
 
 const HEIGHT_PX = 260;
-/** Axes that are shown unless others are chosen. */
+/** Axes that are shown by default. */
 const FIRST_AXES = 6;
 
 interface Props {

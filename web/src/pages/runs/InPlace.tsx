@@ -1,4 +1,4 @@
-/** A text that is edited where it is shown: Enter or leaving the field saves it, Escape keeps the old one. */
+/** A text that is edited where it is shown: Enter or leaving the field saves the new text, Escape keeps the old one. */
 import { ActionIcon, Textarea, TextInput } from "@mantine/core";
 import { useMutation } from "@tanstack/react-query";
 import { useRef, useState, type KeyboardEvent, type ReactNode } from "react";
@@ -25,7 +25,7 @@ export function InPlace({ label, value, placeholder, isLong = false, onSave, chi
   const close = () => {
     setText(null);
     saving.reset();
-    // After the field is gone, so that the keyboard goes on from here.
+    // Runs after the field is removed, so that keyboard focus stays here.
     requestAnimationFrame(() => button.current?.focus());
   };
   const saving = useMutation({ mutationFn: onSave, onSuccess: close });
@@ -61,7 +61,7 @@ export function InPlace({ label, value, placeholder, isLong = false, onSave, chi
     "disabled": saving.isPending,
     "autoFocus": true,
     onKeyDown,
-    // A refused text is not sent again by leaving the field.
+    // Leaving the field does not resend a refused text.
     "onBlur": () => saving.isError || save(),
   } as const;
   return isLong ? (

@@ -7,7 +7,7 @@ import { AnchorLink } from "../../components/links";
 import classes from "./Compare.module.css";
 import { valuesAt } from "./curves";
 
-/** A compared job, with the name and colour by which all pictures show it. */
+/** A compared job, with the name and colour that identify it in all pictures. */
 export interface ComparedRun {
   id: string;
   name: string;
@@ -28,7 +28,7 @@ interface Props {
   onRemove: (id: string) => void;
 }
 
-/** All runs with their values: pointing at a run, or focussing it, makes its curves stand out. */
+/** All runs with their values: hovering or focusing a run highlights its curves. */
 export const RunLegend = memo(function RunLegend({ runs, curves, step, point, format, hidden, lit, onLight, onHide, onRemove }: Props) {
   const { t } = useTranslation();
   const values = valuesAt(curves, point);

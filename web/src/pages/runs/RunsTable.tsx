@@ -223,7 +223,7 @@ const Row = memo(function Row({ run, columns, numeric, now, isChosen, onChoose }
   );
 });
 
-/** Name and last digits of the id: several jobs may have one name. */
+/** Name and last digits of the id, because several jobs may have the same name. */
 function calledOf(run: Run): string {
   return `${run.name} ${run.id.slice(-4)}`;
 }

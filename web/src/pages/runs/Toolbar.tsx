@@ -30,7 +30,7 @@ export function Toolbar({ search, runs, columns, change }: Props) {
     sent.current = name.trim() || undefined;
     change({ name: sent.current });
   }, TYPING_MS);
-  // Going back changes the address, and then the text; what is being typed stays.
+  // The browser's Back button changes the URL and then this text; unfinished input stays.
   useEffect(() => {
     if (search.name !== sent.current) setText(search.name ?? "");
     sent.current = search.name;

@@ -38,8 +38,8 @@ export function runsOf(pages: readonly JobPage[]): Run[] {
 }
 
 /**
- * The fields of a job file that have no parts, by their names with dots: `training.optimizer.name`, `model.layers.0.type`.
- * The server's comparison of jobs names them in the same way.
+ * The leaf fields of a job file, by their dotted names: `training.optimizer.name`, `model.layers.0.type`. The server's
+ * comparison of jobs names them in the same way.
  */
 export function fieldsOf(spec: Job["spec"]): Map<string, unknown> {
   const found = new Map<string, unknown>();
@@ -122,7 +122,10 @@ export function valueOf(run: Run, column: ColumnKey, now: number): unknown {
   }
 }
 
-/** Compare two values in ascending order: numbers before texts, texts with numbers by these ("run 9" before "run 10"). */
+/**
+ * Compare two values in ascending order: numbers before texts; numbers inside texts count as numbers ("run 9" before
+ * "run 10").
+ */
 function compare(one: unknown, other: unknown): number {
   if (typeof one === "number" && typeof other === "number") return one - other;
   if (typeof one === "number") return -1;
@@ -166,7 +169,7 @@ export function grouped(runs: readonly Run[], column: ColumnKey, now: number): R
 const HIGHER_IS_BETTER = ["accuracy", "f1", "auroc", "r2"];
 const LOWER_IS_BETTER = ["loss", "rmse", "mae", "perplexity", "gap"];
 
-/** Whether lower or higher values of a result or property are better; undefined if neither is known to be. */
+/** Whether lower or higher values of a result or property are better; undefined if unknown. */
 export function goalOf(column: ColumnKey): "min" | "max" | undefined {
   if (column === "speed") return "max";
   if (column !== "loss" && !column.startsWith("results.")) return undefined;
@@ -175,7 +178,7 @@ export function goalOf(column: ColumnKey): "min" | "max" | undefined {
   return LOWER_IS_BETTER.includes(name) ? "min" : undefined;
 }
 
-/** The job with the best number in a column, and the number; undefined if no job has one, or they are incomparable. */
+/** The job with the best number in a column, and this number; undefined if no job has one, or if no order is known. */
 export function bestOf(runs: readonly Run[], column: ColumnKey, now: number): { run: Run; value: number } | undefined {
   const goal = goalOf(column);
   const known = runs.flatMap((run) => {
@@ -187,13 +190,13 @@ export function bestOf(runs: readonly Run[], column: ColumnKey, now: number): { 
   return known.reduce((best, one) => ((goal === "min" ? one.value < best.value : one.value > best.value) ? one : best));
 }
 
-/** Columns that are shown unless others are chosen: properties, and the first results of validations. */
+/** Default columns: properties, and the first results of validations. */
 export function defaultColumns(runs: readonly Run[]): ColumnKey[] {
   const results = resultsAmong(runs).filter((name) => name.startsWith("validation_") && !name.includes("."));
   return ["state", "progress", "loss", ...results.slice(0, 2).map((name): ColumnKey => `results.${name}`), "speed", "time", "created", "tags", "note"];
 }
 
-/** Last part of the name of a field, with the part before it if another shown field ends in the same way. */
+/** Last part of a field's name, or more of it if another shown field has the same last part. */
 export function nameOfColumn(column: ColumnKey, shown: readonly ColumnKey[], t: (key: string) => string): string {
   if (column === "name") return t("Job");
   if (column.startsWith("results.")) return nameOfResult(column.slice("results.".length));

@@ -8,15 +8,15 @@ interface NamedRun {
   name: string;
   metrics: readonly Metric[];
   colour: string;
-  /** Place among all compared runs, those that are hidden included. */
+  /** Index among all compared runs, including hidden ones. */
   place: number;
 }
 
-/** The curves of one figure; the ink of each is the place of its run. */
+/** The curves of one figure; the ink of each is the index of its run. */
 export function curvesOfRuns(runs: readonly NamedRun[], figure: FigureName, smoothing: number): { steps: number[]; curves: Curve[] } {
   const { steps, curves } = curvesOf(runs, figure, smoothing);
   const placed = curves.map((curve) => {
-    // The inks of a single run are those of its splits.
+    // A single run has one ink for each split.
     const { colour, place } = runs[runs.length === 1 ? 0 : curve.ink]!;
     const isDashed = curve.isSparse === true;
     // Points of a validated step are drawn only if no line connects them.
@@ -26,7 +26,7 @@ export function curvesOfRuns(runs: readonly NamedRun[], figure: FigureName, smoo
   return { steps, curves: placed };
 }
 
-/** Values of each run's training and validation at a step, or at its last step before; of its last step for null. */
+/** Training and validation values of each run at a step, or at the last step before it; null means the last step. */
 export function valuesAt(curves: readonly Curve[], index: number | null): Map<number, { train: number | null; validation: number | null }> {
   const found = new Map<number, { train: number | null; validation: number | null }>();
   for (const { ink, values, isFaint, isDashed } of curves) {
@@ -35,7 +35,7 @@ export function valuesAt(curves: readonly Curve[], index: number | null): Map<nu
     const upTo = index === null ? values : values.slice(0, index + 1);
     const value = upTo.findLast((one) => one !== null) ?? null;
     if (isDashed !== true) known.train = value;
-    // The curve of a test follows that of validations, which counts.
+    // Test curves come after those of validations, which count.
     else known.validation ??= value;
     found.set(ink, known);
   }

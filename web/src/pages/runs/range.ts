@@ -1,6 +1,6 @@
 /** Ranges of axes that outliers do not stretch. */
 
-/** Fewest values of a curve that have outliers. */
+/** Minimum number of values of a curve for it to have outliers. */
 const LEAST_VALUES = 5;
 /** Distance of the fences from the quartiles, in interquartile ranges (Tukey, Exploratory Data Analysis, 1977). */
 const FENCE = 1.5;

@@ -1,4 +1,4 @@
-/** Search parameters of the list of jobs and of the comparison, so that a link shows the same view. */
+/** Search parameters of the list of jobs and of the comparison, so that a link reproduces the view. */
 import type { JobFilter } from "../../api/queries";
 import { jobSearch, jobsSearch, type JobSearch } from "../job/search";
 import { isColumn, type ColumnKey } from "./columns";

@@ -99,7 +99,7 @@ function Value({ cell, kind, label }: { cell: Cell; kind: Preview["columns"][num
   return typeof cell === "number" ? written(cell) : cell;
 }
 
-/** A number, as `share-compute preview-data` prints it: with six digits, or with all of its whole part. */
+/** A number, as `share-compute preview-data` prints it: with six digits, or with all digits of its whole part. */
 export function written(value: number): string {
   return String(Number.isInteger(value) ? value : Number(significant(value, 6)));
 }

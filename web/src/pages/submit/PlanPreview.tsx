@@ -31,7 +31,7 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
   const { t } = useTranslation();
   const ready = useQuery({ ...cluster, select: readyIds }).data;
   const request = question(draft, kind);
-  // A plan depends on the machines, too, so it is requested again when they change.
+  // A plan also depends on the machines, so it is requested again when they change.
   const machines = ready?.join() ?? "";
   const [settled] = useDebouncedValue(isGood && request !== undefined ? JSON.stringify(request) : "", SETTLING_MS);
   const wanted = settled !== "" && machines !== "";

@@ -70,7 +70,7 @@ export function short(value: unknown): string {
   return stringify(value, { ...STYLE, collectionStyle: "flow" }).trim();
 }
 
-/** Parse one line of YAML; return the text itself if that fails, so that the server refuses it with a reason. */
+/** Parse one line of YAML; if this fails, return the text itself, so that the server refuses it with a reason. */
 export function readShort(text: string): unknown {
   try {
     return parse(text);

@@ -1,4 +1,4 @@
-/** Validates a job on the server while the user types; a new request aborts the one before. */
+/** Validates a job on the server while the user types; a new request aborts the previous one. */
 import { useDebouncedValue } from "@mantine/hooks";
 import { keepPreviousData, useQuery } from "@tanstack/react-query";
 
@@ -9,7 +9,7 @@ const TYPING_MS = 400;
 
 export interface Check {
   problems: readonly FieldProblem[];
-  /** Whether the result is that of the current text, and the server would accept it. */
+  /** Whether the result belongs to the current text, and the server would accept the text. */
   isGood: boolean;
   hint: string | undefined;
   error: Error | null;

@@ -1,4 +1,4 @@
-"""Add the reports that are still to be written of jobs that have ended."""
+"""Add the reports of ended jobs that are still to be written."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ function Field({ label, value, onCommit }: { label: string; value: number; onCom
   );
 }
 
-/** The metrics of the zoomed range, if the whole run is thinned out. */
+/** The metrics of the zoomed range, if those of the whole run are thinned out. */
 function useStretch(id: string, zoom: Zoom | null, known: number) {
   const [first, last] = zoom ?? [0, 0];
   const { data } = useQuery({

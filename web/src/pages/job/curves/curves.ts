@@ -22,7 +22,7 @@ function percent(value: number): string {
   return `${(100 * value).toFixed(1)}%`;
 }
 
-/** Format of each figure, whichever task it is of. */
+/** Format of each figure, for all tasks. */
 const WRITTEN: Record<(typeof FIGURES)[number], (value: number) => string> = {
   loss,
   learning_rate: (value) => value.toPrecision(3),
@@ -44,7 +44,7 @@ export function formatOf(figure: FigureName): (value: number) => string {
   return WRITTEN[taskOf(figure).figure];
 }
 
-/** The figures that have measurements, in the order of `WRITTEN`, and then those of each task. */
+/** The figures with measurements: those of `WRITTEN` in order, then those of each task. */
 export function figuresIn(metrics: readonly Metric[]): FigureName[] {
   const found = new Set(metrics.flatMap((metric) => Object.keys(metric.data).filter((name) => metric.data[name] != null)));
   const tasks = new Set(metrics.flatMap((metric) => Object.keys((metric.data.tasks as object | undefined) ?? {})));
@@ -80,7 +80,7 @@ export function curvesOf(runs: readonly Run[], figure: FigureName, smoothing = 0
   return { steps, curves };
 }
 
-/** Exponential moving average, bias-corrected: each value weighs `weight` times as much as the next one. */
+/** Exponential moving average, bias-corrected: the weight of each value is `weight` times that of the next one. */
 export function smoothed(values: readonly (number | null)[], weight: number): (number | null)[] {
   let sum = 0;
   let whole = 0;

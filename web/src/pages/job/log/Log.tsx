@@ -90,7 +90,7 @@ const Line = memo(function Line({ event }: { event: ClusterEvent }) {
   );
 });
 
-/** Keep the end in view. Scrolling away from the end stops that, and scrolling back resumes it. */
+/** Keep the end in view. Scrolling away from the end stops this, and scrolling back resumes it. */
 function useFollowing(shown: readonly ClusterEvent[], follows: boolean, setFollows: (follows: boolean) => void) {
   const [holder, setHolder] = useState<HTMLDivElement | null>(null);
   const last = shown.at(-1)?.seq;
@@ -102,7 +102,7 @@ function useFollowing(shown: readonly ClusterEvent[], follows: boolean, setFollo
 
   useEffect(() => {
     if (holder === null) return;
-    // A scroll by the effect above ends at the end, so it sets the same value again.
+    // A scroll by the effect above ends at the end, so it does not change the value.
     const onScroll = () => setFollows(holder.scrollHeight - holder.scrollTop - holder.clientHeight < NEAR_PX);
     holder.addEventListener("scroll", onScroll, { passive: true });
     return () => holder.removeEventListener("scroll", onScroll);

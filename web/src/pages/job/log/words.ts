@@ -229,7 +229,7 @@ const NAME_IN_LOG: Record<MetricName, string> = {
   perplexity: "perplexity",
 };
 
-/** The name of a metric, with that of its task before it: "digit accuracy". */
+/** The name of a metric, preceded by the name of its task: "digit accuracy". */
 function nameInLog(metric: string, t: TFunction): string {
   const dot = metric.indexOf(".");
   const name = metric.slice(dot + 1);

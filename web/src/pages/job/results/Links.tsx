@@ -14,7 +14,7 @@ import classes from "./Artifacts.module.css";
 
 type Link = Job["links"][number];
 
-/** The deployment and the batch that start from the job's result, and a button to start failed ones again. */
+/** The deployment and the batch that start from the job's result, and a button to restart failed ones. */
 export function Links({ job }: { job: Job }) {
   const { t } = useTranslation();
   const client = useQueryClient();
@@ -57,7 +57,7 @@ function Started({ link, id }: { link: Link; id: string }) {
       </AnchorLink>
     );
   }
-  // By its id: another deployment may have its name by now.
+  // Linked by id, because another deployment may have the name by now.
   return (
     <AnchorLink size="sm" to="/deployments/$name" params={{ name: id }}>
       {t("Show the deployment")}

@@ -13,7 +13,7 @@ const MARGIN = 8;
 /** Space for the numbers and names of the axes, to the left of and below the points. */
 const LEFT = 58;
 const BOTTOM = 40;
-/** Characters of the longest class name that is written horizontally above its column. */
+/** Maximum length of a class name, in characters, that is written horizontally above its column. */
 const MOST_UPRIGHT = 4;
 
 export function Pictures({ job }: { job: Job }) {
@@ -100,7 +100,7 @@ function Confusion({ matrix, classes: names }: ConfusionProps) {
   );
 }
 
-/** Share of a class's samples, from 0 to 1. */
+/** Fraction of a class's samples, from 0 to 1. */
 export function shareOf(samples: number, row: readonly number[]): number {
   const all = row.reduce((sum, one) => sum + one, 0);
   return all === 0 ? 0 : samples / all;

@@ -43,7 +43,7 @@ export function Samples({ samples }: { samples: readonly Sample[] }) {
   );
 }
 
-/** Samples by step, newest first. A resumed attempt repeats some; the later one replaces the earlier. */
+/** Samples by step, newest first. A resumed attempt repeats some samples; the later sample replaces the earlier. */
 export function samplesIn(events: readonly ClusterEvent[]): Sample[] {
   const found = new Map<string, Sample>();
   for (const { kind, data } of events) {

@@ -5,7 +5,7 @@ function fileAddress(jobId: string, artifactName: string, path: string): string 
   return `${address.join("/")}/${path.split("/").map(encodeURIComponent).join("/")}`;
 }
 
-/** Download one file of an artifact with the browser: streamed to disk, with its own progress and resume. */
+/** Download one file of an artifact with the browser, which streams it to disk, shows progress and can resume. */
 export function download(jobId: string, artifactName: string, path: string): void {
   const link = document.createElement("a");
   link.href = fileAddress(jobId, artifactName, path);

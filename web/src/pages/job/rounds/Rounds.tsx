@@ -1,4 +1,4 @@
-/** The last rounds of a job: how long each branch computed and waited, and what it exchanged. */
+/** The last rounds of a job: the times for which each branch computed and waited, and the bytes that it exchanged. */
 import { Group, Table, Text } from "@mantine/core";
 import type { TFunction } from "i18next";
 import { memo, useId, useMemo, useState } from "react";
@@ -15,7 +15,7 @@ const LABEL_PX = 72;
 const AXIS_PX = 22;
 /** Space between two rounds. */
 const GAP_PX = 6;
-/** Width of a round below which only some rounds have a number on the axis. */
+/** Width of a round below which only some rounds are numbered on the axis. */
 const NUMBER_PX = 34;
 /** Smallest ratio that is worth a word. */
 const LEAST_RATIO = 1.05;
@@ -140,7 +140,7 @@ interface CellProps {
   hatch: string;
 }
 
-/** One branch in one round. Several contributions are below each other. */
+/** One branch in one round. Several contributions are stacked. */
 function Cell({ round, number, width, height, scale, hatch }: CellProps) {
   const { t } = useTranslation();
   const runs = runsOf(round, number);
@@ -185,7 +185,7 @@ function timesOf(round: Round, run: BranchRound, t: TFunction): string[] {
   ];
 }
 
-/** A contribution's mark beside its branch: what is unusual about it. */
+/** A mark beside a branch whose contribution is unusual. */
 function markOf(round: Round, run: BranchRound | undefined, t: TFunction): string | undefined {
   if (run === undefined) return t("missing");
   if (isLate(round, run)) return t("late, from round {{round}}", { round: run.round });

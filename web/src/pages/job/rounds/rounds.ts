@@ -4,7 +4,7 @@ import type { ClusterEvent } from "../../../api/types";
 /** One branch in one merge. */
 export interface BranchRound {
   number: number;
-  /** The round of the contribution; less than that of the merge if it was late. */
+  /** The round of the contribution; smaller than the round of the merge if it was late. */
   round: number;
   loss: number | null;
   /** Time of the steps. */
@@ -33,12 +33,12 @@ export interface RoundMerged {
 export interface Merging {
   /** Whether each contribution is merged alone, as soon as it arrives: a parameter server with staleness. */
   is_apart: boolean;
-  /** Whether branches keep weights of their own, so that only the merged ones receive an update. */
+  /** Whether branches keep their own weights, so that only the merged branches receive an update. */
   keeps_own: boolean;
 }
 
 export interface Round extends RoundMerged, Merging {
-  /** Time since the merge before; null for the first merge of an attempt. */
+  /** Time since the previous merge; null for the first merge of an attempt. */
   elapsed_s: number | null;
 }
 
@@ -76,7 +76,7 @@ export function runsOf({ branches }: Round, number: number): BranchRound[] {
   return branches.filter((run) => run.number === number).sort((a, b) => a.round - b.round);
 }
 
-/** Number of merges that the weights lacked with which a contribution was computed. */
+/** Number of merges that were missing from the weights with which a contribution was computed. */
 export function ageOf({ round }: Round, run: BranchRound): number {
   return round - run.round;
 }
@@ -88,7 +88,7 @@ export function isLate(round: Round, run: BranchRound): boolean {
 
 /** Time of a round in which the branch neither computed steps nor waited; null if it is unknown. */
 export function otherSeconds({ round, elapsed_s, is_apart }: Round, run: BranchRound): number | null {
-  // The time of a late contribution is not that of the round, and branches that push alone have no common round.
+  // The time of a late contribution is not the time of the round, and branches that push alone have no common round.
   if (elapsed_s === null || is_apart || run.round !== round) return null;
   return Math.max(0, elapsed_s - run.seconds - run.waited_s);
 }
@@ -105,7 +105,7 @@ export interface Totals {
   /** Bytes of one branch, averaged over the branches. */
   sent_bytes: number;
   received_bytes: number;
-  /** How many times more bytes the same exchanges would have in float32; null if there was none. */
+  /** Ratio of the bytes of the same exchanges in float32 to the actual bytes; null if there was no exchange. */
   ratio: number | null;
   /** Fraction of the time in which branches computed, averaged over the branches; null if it is unknown. */
   computing: number | null;

@@ -17,7 +17,7 @@ interface Shape {
   isLog?: boolean;
 }
 
-/** The axis of these values: linear or logarithmic for numbers, else one place for each value. */
+/** The axis of these values: linear or logarithmic for numbers; otherwise one place for each value. */
 export function axisOf(name: string, values: readonly unknown[], { isFlipped = false, isLog: isDrawnLog = false }: Shape = {}): Axis {
   const numbers = values.filter((value): value is number => typeof value === "number" && Number.isFinite(value));
   if (numbers.length < values.length || numbers.length === 0) return listed(name, values);
@@ -51,9 +51,8 @@ export function drawnAsLogarithms(spec: Job["spec"]): string[] {
 }
 
 /**
- * The axes of a sweep. On the last axis, that of the metric, better values are higher.
- *
- * @param logarithms Names of the fields whose logarithms were drawn.
+ * The axes of a sweep. Better values are higher on the last axis, which shows the metric. @param logarithms Names of
+ * the fields whose logarithms were drawn.
  */
 export function axesOf({ fields, goal, metric, trials }: SweepTrials, logarithms: readonly string[]): Axis[] {
   const values = trials.map((trial) => trial.value).filter((value) => value !== null);
@@ -63,7 +62,7 @@ export function axesOf({ fields, goal, metric, trials }: SweepTrials, logarithms
   ];
 }
 
-/** Last parts of the names of fields, where these are different. */
+/** Last parts of the fields' names, or the whole names if the last parts are equal. */
 export function shortNames(names: readonly string[]): string[] {
   const last = names.map((name) => name.split(".").at(-1)!);
   return last.map((short, place) => (last.filter((one) => one === short).length === 1 ? short : names[place]!));

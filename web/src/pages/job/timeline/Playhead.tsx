@@ -1,4 +1,4 @@
-/** Plays the step over its timeline: a line that moves with time, and what each stage does at that moment. */
+/** Plays the step over its timeline: a line that moves with time, and the phase of each stage at that moment. */
 import { Button, Group, Text } from "@mantine/core";
 import { useReducedMotion } from "@mantine/hooks";
 import { useEffect, useMemo, useRef, useState, type RefObject } from "react";
@@ -15,15 +15,15 @@ import classes from "./Timeline.module.css";
 interface Props {
   plan: Plan;
   rows: readonly Row[];
-  /** Predicted seconds of the step, which are the scale of the timeline. */
+  /** Predicted seconds of the step; the timeline uses the same scale. */
   step: number;
   /** Measured seconds of the last steps; undefined before the first measurement. */
   measured: number | undefined;
-  /** The line over the timeline, which is moved to the present moment. */
+  /** The line over the timeline; it moves to the present moment. */
   line: RefObject<SVGLineElement | null>;
   /** Width of the timeline's time, in pixels. */
   span: number;
-  /** Whether it plays by itself: while the job runs. */
+  /** Whether it plays automatically: while the job runs. */
   isRunning: boolean;
 }
 
@@ -55,7 +55,7 @@ export function Playhead({ plan, rows, step, measured, line, span, isRunning }: 
       }
       request = requestAnimationFrame(draw);
     };
-    // A hidden tab gets no frames; what is scrolled out of sight is not drawn either.
+    // A hidden tab gets no frames; content that is scrolled out of sight is not drawn either.
     const observer = new IntersectionObserver(([entry]) => {
       cancelAnimationFrame(request);
       if (entry?.isIntersecting) request = requestAnimationFrame(draw);

@@ -1,4 +1,4 @@
-/** One step: microbatches over machines and time, as the schedule's simulator predicts it. */
+/** One step: microbatches over machines and time, as the simulator of the schedule predicts it. */
 import { Group, Table, Text } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { memo, useId, useMemo, useRef, useState } from "react";
@@ -19,7 +19,7 @@ const LABEL_PX = 96;
 /** Half the width of a label of the axis. */
 const HALF_TICK_PX = 22;
 const AXIS_PX = 22;
-/** Cells narrower than this have no room for their number. */
+/** Cells narrower than this have no space for their number. */
 const NUMBER_PX = 14;
 
 export function Timeline({ job, plan }: { job: Job; plan: Plan }) {

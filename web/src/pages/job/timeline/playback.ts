@@ -1,4 +1,4 @@
-/** Plays one step: how long it takes on the screen, and the phase of each stage at each moment. */
+/** Plays one step: its duration on the screen, and the phase of each stage at each moment. */
 import type { Phase } from "../../../placement/phases";
 import type { Row } from "./timeline";
 
@@ -17,10 +17,10 @@ export interface Moment {
 
 /** Shorter steps are slowed down, because a fast change of colours cannot be followed and may hurt. */
 const LEAST_S = 6;
-/** More moments would change too often to be read. */
+/** More moments than this would change too fast to read. */
 const MOST_MOMENTS = 120;
 
-/** Seconds for which a step of this length is played. */
+/** Seconds of playback for a step of this duration. */
 export function playedSeconds(stepS: number): number {
   return Math.max(stepS, LEAST_S);
 }
@@ -56,7 +56,7 @@ export function placeOf(moments: readonly Moment[], at: number): number {
 
 function phaseAt(rows: readonly Row[], at: number): StagePhase {
   const cells = rows.flatMap((row) => row.cells.filter(({ start_s, stop_s }) => start_s <= at && at < stop_s));
-  // Of machines that do different things, those that compute backward are named.
+  // If machines of a stage do different things, the backward pass is shown.
   const kind = cells.some((cell) => cell.kind === "B") ? "B" : "F";
   const microbatches = [...new Set(cells.filter((cell) => cell.kind === kind).map((cell) => cell.microbatch))].sort((a, b) => a - b);
   if (cells.length > 0) return { phase: kind, microbatches };

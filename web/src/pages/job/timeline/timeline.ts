@@ -10,11 +10,11 @@ export interface Row {
   update: { start_s: number; stop_s: number } | undefined;
   forward_s: number;
   backward_s: number;
-  /** Time in which it neither computes cells nor updates weights. */
+  /** Time in which the machine neither computes cells nor updates weights. */
   waiting_s: number;
 }
 
-/** A row for each machine that computes something, in pipeline order. */
+/** A row for each machine that computes cells, in pipeline order. */
 export function rowsOf(plan: Plan, timeline: PlanTimeline): Row[] {
   const step = timeline.step_s ?? 0;
   const updates = new Map(timeline.updates.map((update) => [`${update.stage} ${update.member}`, update]));
@@ -38,7 +38,7 @@ export function bubbleOf(rows: readonly Row[], step: number): number {
   return rows.reduce((sum, row) => sum + row.waiting_s, 0) / (rows.length * step);
 }
 
-/** About five round times from 0 to the end of the step. */
+/** About five round times, from 0 to the end of the step. */
 export function ticksOf(step: number): number[] {
   const rough = step / 5;
   const scale = 10 ** Math.floor(Math.log10(rough));

@@ -44,7 +44,7 @@ export function FieldInput({ field }: { field: Field }) {
   }
 }
 
-/** The fields of an object. If exactly one of several must be given, the user chooses one of these. */
+/** The fields of an object. If exactly one of several must be given, the user chooses one. */
 export function Fields({ of }: { of: Field }) {
   const isAlternative = (field: Field) => of.exactlyOne.includes(field.path.at(-1)!);
   const alternatives = of.fields.filter(isAlternative);
@@ -58,7 +58,9 @@ export function Fields({ of }: { of: Field }) {
   );
 }
 
-/** A choice among alternatives, and the fields of the chosen one. The first alternative is the default. */
+/**
+ * A choice among alternatives, followed by the fields of the chosen alternative. The first alternative is the default.
+ */
 function Tagged({ field }: { field: Field }) {
   const { draft } = useForm();
   const { set, error } = useField(field);
@@ -131,7 +133,7 @@ function Alternatives({ of, fields }: { of: Field; fields: readonly Field[] }) {
   const choose = (name: string) => {
     const next = fields.find((field) => field.path.at(-1) === name);
     if (next === undefined || next === chosen) return;
-    // In this order, so that their common parent keeps its place in the text.
+    // The order matters: this way their common parent keeps its place in the text.
     const both = new Draft(draft.with(next.path, beginning(next)));
     onText(both.get(chosen.path) === undefined ? both.text : both.without(chosen.path));
   };
@@ -159,7 +161,7 @@ function Alternatives({ of, fields }: { of: Field; fields: readonly Field[] }) {
 function Line({ field }: { field: Field }) {
   const { value, set, error } = useField(field);
   const { label, help } = useWords();
-  // While the user types, "0." is not yet the final number.
+  // While the user is typing, "0." is not a complete number yet.
   const [own, setOwn] = useState<string | null>(null);
   const isNumber = field.kind === "number";
   const change = (text: string) => {
@@ -253,7 +255,7 @@ function Choice({ field }: { field: Field }) {
   );
 }
 
-/** 24 pixels: the least size of a target that is close to others (WCAG 2.2, 2.5.8). */
+/** 24 pixels: the minimum size of a target that is close to others (WCAG 2.2, 2.5.8). */
 const largeBox = () => ({ root: { "--checkbox-size": "1.5rem" } });
 
 function Switched({ field }: { field: Field }) {

@@ -1,4 +1,4 @@
-/** The form of a job, made from its schema: essentials first, the rest folded. */
+/** The form of a job, made from its schema: essential fields first, the others folded. */
 import { Input, Stack, Text } from "@mantine/core";
 import { useEffect, useMemo, useRef } from "react";
 import { useTranslation } from "react-i18next";
@@ -53,7 +53,7 @@ function Whole() {
   );
 }
 
-/** The fields of a part; alternatives among them, at any depth of the schema, are a choice. */
+/** The fields of a part; alternatives at any depth of the schema become a choice. */
 function Body({ part, root }: { part: Part; root: Field }) {
   const parents = new Map<string, Field>();
   const plain: Field[] = [];
@@ -93,7 +93,7 @@ function Fold({ fold }: { fold: Part }) {
   const wrong = problemsWithin(problems, fold.fields);
   const given = fold.fields.flatMap((field) => leaves(field)).filter((field) => draft.get(field.path) !== undefined);
   const details = useRef<HTMLDetailsElement>(null);
-  // Opened by a problem inside. Never closed from here, since the user may be typing in it.
+  // A problem inside opens the fold. The fold is never closed automatically, because the user may be typing in it.
   useEffect(() => {
     if (wrong > 0 && details.current !== null) details.current.open = true;
   }, [wrong > 0]);

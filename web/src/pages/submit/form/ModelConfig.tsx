@@ -1,4 +1,4 @@
-/** The configuration of a model that is trained from random weights: a size, or all its fields as YAML. */
+/** The configuration of a model that is trained from random weights: either a size, or all fields as YAML. */
 import { Input, SegmentedControl, Stack } from "@mantine/core";
 import type { ReactNode } from "react";
 import { useTranslation } from "react-i18next";

@@ -1,4 +1,4 @@
-/** A path on the server, or files for it: from a file picker, by drag and drop, or from an earlier upload. */
+/** A path on the server, or files to upload there: from a file picker, by drag and drop, or from an earlier upload. */
 import { Button, Group, NativeSelect, Progress, Stack, Text, Textarea, TextInput, VisuallyHidden } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useId, useRef, useState } from "react";
@@ -61,7 +61,7 @@ export function PathInput({ field }: { field: Field }) {
 
 interface SenderProps {
   kind: UploadKind;
-  /** Label of the field that the files are for. */
+  /** Label of the field that receives the files. */
   label: string;
   onSent: (sent: Upload) => void;
 }
@@ -97,7 +97,7 @@ function Sender({ kind, label, onSent }: SenderProps) {
     },
     onSuccess: (sent) => latest.current(sent),
     onSettled: () => {
-      // No event reports uploads, some of which are models of the catalogue.
+      // Uploads cause no events, and some of them are models of the catalogue.
       void fetchAgain(client, { queryKey: catalogue.queryKey });
       return fetchAgain(client, { queryKey: uploads.queryKey });
     },
@@ -138,7 +138,7 @@ function Sender({ kind, label, onSent }: SenderProps) {
             aria-label={t("Files for {{field}}", { field: label })}
             onChange={(event) => {
               start(picked(event.currentTarget.files));
-              // Allows the same files to be picked again.
+              // Allows the user to pick the same files again.
               event.currentTarget.value = "";
             }}
             {...(kind === "data" ? { accept: ".txt,.jsonl,.parquet,.csv,.png,.jpg,.jpeg,.libsvm,.svm,.svmlight" } : { webkitdirectory: "" })}

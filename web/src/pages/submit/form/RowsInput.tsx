@@ -10,7 +10,7 @@ import classes from "./Form.module.css";
 import { useField } from "./form";
 import type { Field } from "../schema/schema";
 
-/** Characters above which a column takes more of the row's width. */
+/** Number of characters above which a column gets more of the row's width. */
 const LONG = 12;
 
 type Row = Record<string, unknown>;
@@ -70,7 +70,7 @@ export function RowsInput({ field }: { field: Field }) {
   );
 }
 
-/** Columns of the grid: the number, one for each field, the buttons. Options take more of the width than names. */
+/** Columns of the grid: the number, one for each field, the buttons. Options get more width than names. */
 function columns(fields: readonly Field[], rows: readonly Row[]): string {
   const isLong = (field: Field) => rows.some((row) => short(row[field.path[0]!]).length > LONG);
   const widths = fields.map((field) => (field.kind === "choice" ? "minmax(6rem, auto)" : isLong(field) ? "minmax(6rem, 8fr)" : "minmax(3.7rem, 1fr)"));

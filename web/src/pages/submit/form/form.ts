@@ -1,4 +1,4 @@
-/** The state that every input of the form reads and changes, and their common layout. */
+/** The state that all inputs of the form share, and their common layout. */
 import type { TextInputProps } from "@mantine/core";
 import { createContext, useContext } from "react";
 
@@ -10,7 +10,7 @@ export const BELOW = { inputWrapperOrder: ["label", "input", "error", "descripti
 
 export interface Form {
   draft: Draft;
-  /** Problems by field; the parts of its name are separated by dots. */
+  /** Problems by field; the parts of a field's name are separated by dots. */
   problems: ReadonlyMap<string, readonly string[]>;
   onText: (text: string) => void;
   /** Report a started (1) or finished (-1) upload; the job cannot be submitted before all are finished. */

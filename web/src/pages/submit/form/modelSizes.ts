@@ -1,9 +1,9 @@
-/** Configurations of small Llama models, so that nobody has to write one by hand. */
+/** Configurations of small Llama models, so that users need not write one by hand. */
 
 export const SIZES = ["tiny", "small", "medium"] as const;
 export type Size = (typeof SIZES)[number];
 
-/** The part of a configuration that makes the size. */
+/** The fields of a configuration that determine the size. */
 type Shape = Record<(typeof KEYS)[number], number>;
 const KEYS = ["hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"] as const;
 
@@ -15,18 +15,18 @@ const SHAPES: Record<Size, Shape> = {
   medium: shape(768, 2048, 12, 12, 4),
 };
 
-/** Used where a configuration has no value of its own. */
+/** Used if a configuration does not set the value. */
 const REST = { model_type: "llama", vocab_size: 2048, max_position_embeddings: 256 };
 
 type Config = Readonly<Record<string, unknown>>;
 
-/** Return a configuration of this size, with the vocabulary and the length of the former one. */
+/** Return a configuration of this size, with the vocabulary and the length of the previous configuration. */
 export function configOf(size: Size, before: Config = {}): Config {
   const { vocab_size = REST.vocab_size, max_position_embeddings = REST.max_position_embeddings } = before;
   return { model_type: REST.model_type, vocab_size, ...SHAPES[size], max_position_embeddings, tie_word_embeddings: true };
 }
 
-/** The size that a configuration has; null for one that was written by hand. */
+/** The size of a configuration; null for one that was written by hand. */
 export function sizeOf(config: Config): Size | null {
   if (config.model_type !== "llama") return null;
   return SIZES.find((size) => KEYS.every((key) => config[key] === SHAPES[size][key])) ?? null;

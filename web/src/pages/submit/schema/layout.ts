@@ -141,13 +141,16 @@ export interface Part {
   folds: readonly Part[];
 }
 
-/** Lay out the fields of a job. The name of an object, `training`, includes those of its fields that no part names. */
+/**
+ * Lay out the fields of a job. The name of an object, `training`, includes those of its fields that belong to no other
+ * part.
+ */
 export function layOut(root: Field, kind: string): Part[] {
   const sections = LAYOUTS[kind] ?? [];
   const named = new Set(sections.flatMap((section) => [section, ...section.folds].flatMap((part) => part.fields)));
   const isElsewhere = (field: Field, by: string): boolean => named.has(field.path.join(".")) && field.path.join(".") !== by;
 
-  /** The field without the parts that are shown elsewhere; undefined if nothing is left. */
+  /** The field without subfields that are shown elsewhere; undefined if none is left. */
   const rest = (field: Field, by: string): Field | undefined => {
     if (isElsewhere(field, by)) return undefined;
     if (![...named].some((name) => name.startsWith(`${field.path.join(".")}.`))) return field;

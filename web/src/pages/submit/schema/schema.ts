@@ -18,7 +18,7 @@ export interface Schema {
   enum?: readonly unknown[];
   anyOf?: readonly Schema[];
   oneOf?: readonly Schema[];
-  /** The field that says which schema of `oneOf` applies. */
+  /** The field that selects the schema of `oneOf`. */
   discriminator?: { propertyName: string; mapping?: Readonly<Record<string, string>> };
   properties?: Record<string, Schema>;
   required?: readonly string[];
@@ -30,8 +30,8 @@ export interface Schema {
 }
 
 /**
- * The input of a field. `strings`: one on each line. `rows`: a list of objects. `yaml`: all types without an input of
- * their own (mappings, pairs of numbers), in YAML's flow style.
+ * The input of a field. `strings`: one per line. `rows`: a list of objects. `yaml`: all types without a dedicated input
+ * (mappings, pairs of numbers), in YAML's flow style.
  */
 export type Kind = "text" | "number" | "boolean" | "choice" | "path" | "paths" | "strings" | "object" | "rows" | "yaml";
 
@@ -42,7 +42,7 @@ export interface Field {
   label: string;
   help: string;
   isRequired: boolean;
-  /** Whether null is a value of its own, which turns the field off. */
+  /** Whether null is a separate value, which turns the field off. */
   isNullable: boolean;
   fallback: unknown;
   choices: readonly string[];
@@ -56,7 +56,7 @@ export interface Field {
   only?: readonly string[];
 }
 
-/** The fields of a job of one kind; `kind` itself is chosen outside the form. */
+/** The fields of a job of one kind; `kind` itself is chosen outside of the form. */
 export function readSchema(schema: Schema): Field {
   return field(schema, schema, [], "", true);
 }
@@ -89,7 +89,7 @@ function field(root: Schema, written: Schema, path: readonly string[], name: str
   };
 }
 
-/** The tag of a tagged union, and the fields of all its alternatives, each once. */
+/** The tag of a tagged union, and the fields of all its alternatives, each field once. */
 function alternatives(root: Schema, union: Schema, path: readonly string[], fallback: unknown): Field[] {
   const { propertyName: tag, mapping = {} } = union.discriminator!;
   const found = new Map<string, Field>();
@@ -99,7 +99,7 @@ function alternatives(root: Schema, union: Schema, path: readonly string[], fall
       const one = field(root, written, [...path, key], key, schema.required?.includes(key) ?? false);
       const known = found.get(key);
       if (key === tag) found.set(key, known ?? { ...one, kind: "choice", isRequired: true, fallback: undefined, choices: Object.keys(mapping) });
-      // Alternatives may have different defaults, and then the form shows none.
+      // Alternatives may have different defaults; in this case the form shows no default.
       else found.set(key, { ...one, only: [...(known?.only ?? []), value], fallback: known === undefined || same(known.fallback, one.fallback) ? one.fallback : undefined });
     }
   }

@@ -49,7 +49,7 @@ function cards(t: TFunction): Record<Start, Card> {
 }
 
 interface Props {
-  /** Absent if an earlier job is the start. */
+  /** Absent if the start is an earlier job. */
   chosen: Start | undefined;
   /** Names of the examples whose text the user has changed. */
   changed: ReadonlySet<string>;

@@ -8,7 +8,7 @@ export function textOf(job: Pick<Job, "id" | "kind" | "spec">, root: Field, know
   return `# From ${job.id}.\n${written(named({ kind: job.kind, ...spec }, known))}`;
 }
 
-/** Replace paths of uploads by their names; a stored job has the paths. */
+/** Replace paths of uploads by their names, because a stored job contains the paths. */
 function named(value: unknown, known: readonly Pick<Upload, "id" | "folder">[]): unknown {
   if (Array.isArray(value)) return value.map((one) => named(one, known));
   if (typeof value === "object" && value !== null) {

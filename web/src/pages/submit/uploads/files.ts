@@ -2,14 +2,14 @@
 import type { UploadKind } from "../../../api/types";
 import type { Sent } from "../../../api/upload";
 
-/** Files of a file picker; for a folder with their paths in it. */
+/** Files from a file picker; files of a folder have their paths inside it. */
 export function picked(files: FileList | null): Sent[] {
   return [...(files ?? [])].map((file) => ({ file, path: file.webkitRelativePath || file.name }));
 }
 
 /** Dropped files, and all files in dropped folders. */
 export async function dropped(transfer: DataTransfer): Promise<Sent[]> {
-  // All entries are read before the first await, after which the browser has emptied the transfer.
+  // Read all entries before the first await, after which the browser empties the transfer.
   const items = [...transfer.items].map((item) => ({ entry: item.webkitGetAsEntry(), file: item.getAsFile() }));
   const found = items.map(({ entry, file }) => {
     if (entry !== null) return below(entry);
@@ -39,7 +39,7 @@ const PICKLE = /\.(bin|ckpt|dill|joblib|pickle|pkl|pt|pth)$/i;
 
 /**
  * Return the files to send, without their common folder and without hidden ones, and the names of pickles that are left
- * out. A model with pickled weights only is sent unchanged: the server says how to convert it.
+ * out. A model with only pickled weights is sent unchanged; the server's error then explains how to convert it.
  */
 export function usable(all: readonly Sent[], kind: UploadKind): { files: Sent[]; leftOut: string[] } {
   const seen = all.filter(({ path }) => !path.split("/").some((part) => part.startsWith(".")));
@@ -54,7 +54,7 @@ export function usable(all: readonly Sent[], kind: UploadKind): { files: Sent[];
   };
 }
 
-/** A name for several files: that of their folder, or of the first file. */
+/** A name for several files: the name of their folder, or of the first file. */
 export function nameOf(files: readonly Sent[]): string {
   const first = files[0];
   if (first === undefined) return "";
