@@ -101,6 +101,17 @@ def commands(block: Block) -> list[Command]:
     return found
 
 
+def readme_commands() -> list[Command]:
+    """Return the commands of share-compute and Python in the shell blocks of README.md, in their order."""
+    return [
+        command
+        for block in blocks()
+        if block.page == "README.md" and in_shell(block)
+        for command in commands(block)
+        if command.words and command.words[0] in ("share-compute", "python")
+    ]
+
+
 def spans() -> Iterator[tuple[str, int, str]]:
     """Yield the code spans of all sentences: page, line, text."""
     for page in PAGES:

@@ -17,8 +17,9 @@ from tests.api.conftest import Plane
 from tests.api.speaking import make_encoder, make_llama
 from tests.api.workers.test_exports import save
 from tests.conftest import harmless_environment
-from tests.docs.pages import ROOT, Command, blocks, commands, spans, split
+from tests.docs.pages import ROOT, Command, blocks, commands, readme_commands, spans, split
 from tests.docs.test_pages import SHELL, UsageError, own
+from tests.docs.test_readme import NOT_HERE
 from tests.security.planes import open_plane
 from tests.warm_commands import run_warm
 
@@ -43,14 +44,12 @@ NOT_RUN = {
     "demo": CLUSTER,
     "measure MACHINE": CLUSTER,
     "rotate-token": CLUSTER,
-    "submit examples/digits.yaml --follow": MACHINES,
     "submit examples/words.yaml --follow": MACHINES,
     "submit examples/tensor.yaml --follow": MACHINES,
     "submit batch.yaml --follow": MACHINES,
     "tune job.yaml --keep precision --steps 30 --json": MACHINES,
     "tune job.yaml --output fast.yaml": MACHINES,
     "show job-k3v7q2ma --best": "needs a sweep with trials that ended; tests/api/control/test_sweeps.py has one",
-    "chat poet": MACHINES,
     "chaos --job JOB --mtbf 20s --minutes 10 --against CALM_JOB": MACHINES,
     "push JOB OWNER/NAME": "needs the Hugging Face Hub; tests/api/cli/test_push.py has a stand-in of it",
     "serve hub:OWNER/NAME": "needs the Hugging Face Hub; tests/api/routes/test_hub_models.py has a stand-in of it",
@@ -84,6 +83,8 @@ def found() -> dict[str, Command]:
 
 
 COMMANDS = found()
+IN_ORDER = {" ".join(command.words[1:]) for command in readme_commands() if command.words[1] not in NOT_HERE}
+"""Commands that test_readme.py runs, with machines."""
 
 
 def block_of(page: str, **first: Any) -> str:
@@ -223,7 +224,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.mark.more
 @pytest.mark.xdist_group("documented commands")
-@pytest.mark.parametrize("text", [text for text in COMMANDS if text not in NOT_RUN])
+@pytest.mark.parametrize("text", [text for text in COMMANDS if text not in NOT_RUN and text not in IN_ORDER])
 def test_a_documented_command_runs(world: World, text: str) -> None:
     command = COMMANDS[text]
     done = world.run_documented(command)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import RunningServer, harmless_environment, run_contributor, run_server, wait_for
-from tests.docs.pages import ROOT, Command, blocks, commands, in_shell
+from tests.docs.pages import ROOT, Command, readme_commands
 from tests.warm_commands import run_warm
 
 from share_compute.lifecycle.deployment_states import DeploymentState
@@ -80,7 +80,8 @@ class Reader:
         if words[1] == "resume":
             self._resume_another(words)
         else:
-            printed = self.run(*(self.job if word == "JOB" else word for word in words))
+            answers = ["--yes"] if words[1] == "delete" else []  # there is no terminal to ask at
+            printed = self.run(*(self.job if word == "JOB" else word for word in words), *answers)
             assert printed.strip() or words[0] == "python", f"{command}: printed nothing"
         if words[1] == "submit":
             self.job = self.client.jobs().jobs[0].id
@@ -125,13 +126,7 @@ def test_the_commands_of_the_readme_run_in_their_order(tmp_path: Path) -> None:
         server = stack.enter_context(run_server(tmp_path / "data", data_root=folder))
         stack.enter_context(run_contributor(server, "ann", "--memory", "2GiB"))
         reader = Reader(server, stack.enter_context(server.client()), folder)
-        listed = [
-            command
-            for block in blocks()
-            if block.page == "README.md" and in_shell(block)
-            for command in commands(block)
-            if command.words and command.words[0] in ("share-compute", "python")
-        ]
+        listed = readme_commands()
         for command in listed:
             if command.words[1] not in NOT_HERE:
                 reader.follow(command)
