@@ -247,7 +247,7 @@ class BranchState:
                 own[name].copy_(tensors[name])
 
     def _lacking(self, version: int, before: int) -> tuple[str, ...]:
-        """Return the names of the parameters that lack exactly the last update of a version."""
+        """Return the names of the parameters that lack one update: that from version ``before`` to ``version``."""
         behind = tuple(name for name, kept in self._kept.items() if kept.version < version)
         for name in behind:
             if self._kept[name].version != before:
