@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM
 
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
+from share_compute.program import command_of
 from share_compute.shards import Shard
 from share_compute.specification import TrainJob, parse_job
 from share_compute.topology import Device, Topology
@@ -68,7 +69,7 @@ MEMORY_BYTES = 12 * 2**30
 
 def probed() -> Device:
     """Return the GPU as a contributor would measure it, with less memory."""
-    command = [sys.executable, "-m", "share_compute_actors.machine.probe", "--json", "--device", "cuda"]
+    command = command_of("share_compute_actors.machine.probe", "--json", "--device", "cuda")
     probe = subprocess.run(command, check=True, capture_output=True)
     (device,) = TypeAdapter(tuple[Device, ...]).validate_json(probe.stdout)
     return replace(device, memory_bytes=MEMORY_BYTES)

@@ -32,6 +32,7 @@ from _serving import Served, make_model, with_threads
 from _step_parts import SEQUENCES, measure_parts, measure_sampling
 from pydantic import TypeAdapter
 
+from share_compute.program import command_of
 from share_compute.topology import Device, Topology
 
 VOCABULARY = 32_000
@@ -142,7 +143,7 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 def probed() -> Device:
     """Return the device as a contributor with one thread would measure it on this machine."""
-    command = [sys.executable, "-m", "share_compute_actors.machine.probe", "--json", "--device", "cpu"]
+    command = command_of("share_compute_actors.machine.probe", "--json", "--device", "cpu")
     probe = subprocess.run([*command, "--memory-bytes", str(MEMORY_BYTES)], check=True, capture_output=True)
     (device,) = TypeAdapter(tuple[Device, ...]).validate_json(probe.stdout)
     return device

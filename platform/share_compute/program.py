@@ -32,12 +32,13 @@ def command_of(module: str, *arguments: str) -> list[str]:
 
 
 def main() -> None:
-    """Run the program as if it had been started itself."""
+    """Run the program as if Python had started it directly."""
     collect_rarely()
     program = sys.argv[1]
     del sys.argv[0]
     if program.endswith(".py"):
-        sys.path[0] = str(Path(program).parent)
+        if not sys.flags.safe_path:  # otherwise the first entry is not the folder of this file
+            sys.path[0] = str(Path(program).parent)
         runpy.run_path(program, run_name="__main__")
     else:
         runpy.run_module(program, run_name="__main__", alter_sys=True)

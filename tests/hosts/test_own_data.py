@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 from sklearn.datasets import load_diabetes
 from tests.hosts.cluster import Cluster
-from tests.hosts.training import finished
+from tests.hosts.training import cut, finished
 from tests.planted import planted_files
 
 from share_compute.models.storage.weights import WeightFolder
@@ -24,11 +24,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.thorough]
 ROWS, FEATURES, PASSES = 2000, 60, 300
 STEPS = 1200
 CUT_S = 6.0
-
-
-def cut_server(cluster: Cluster) -> None:
-    with cluster.host.cut_from(list(cluster.machines.values()), "both"):
-        time.sleep(CUT_S)
 
 
 def result(client: Client, job: JobRecord, folder: Path) -> Path:
@@ -52,7 +47,7 @@ def test_a_sparse_model_is_the_same_after_its_server_was_cut_off(cluster: Cluste
             "training": {"passes": PASSES, "batch_size": 50, "workers": 2, "reproducible": True},
         }
         first = finished(cluster, client, spec)
-        second = finished(cluster, client, spec, lambda: cut_server(cluster))
+        second = finished(cluster, client, spec, partial(cut, cluster, "server", CUT_S))
         assert second.step == first.step == second.total_steps
         files = [next(result(client, job, tmp_path).rglob("*.safetensors")) for job in (first, second)]
         (_, wanted), (_, found) = map(load_rows, files)
@@ -83,7 +78,7 @@ def test_a_table_gives_the_same_model_after_its_server_was_cut_off(cluster: Clus
             "parallelism": {"stages": 3},
         }
         first = finished(cluster, client, spec)
-        second = finished(cluster, client, spec, lambda: cut_server(cluster))
+        second = finished(cluster, client, spec, partial(cut, cluster, "server", CUT_S))
         folders = [result(client, job, tmp_path) for job in (first, second)]
         assert len({WeightFolder(folder).digest() for folder in folders}) == 1
         assert [one for one in client.metrics(second.id) if one.split == "validation"]

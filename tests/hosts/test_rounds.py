@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import Any
 
 import pytest
 from tests.hosts.cluster import Cluster
-from tests.hosts.training import JOB, finished
-
-from share_compute.models.storage.weights import WeightFolder
-from share_compute_api.client.client import Client
+from tests.hosts.training import JOB, cut, digest, finished
 
 pytestmark = [pytest.mark.slow, pytest.mark.chaos, pytest.mark.thorough]
 STEPS, EVERY = 1200, 30
 
 
-def rounds(**compression: Any) -> dict[str, Any]:
-    """Return a job with three branches on three machines; without error feedback, no state outlives a round."""
+def rounds(*, keeps_state: bool = True) -> dict[str, Any]:
+    """Return a job with three branches on three machines, which may keep state from round to round."""
     policy = {"kind": "local", "branches": 3, "preset": "diloco", "every": EVERY}
-    if "error_feedback" in compression:
+    compression: dict[str, Any] = {"name": "int8"}
+    if not keeps_state:
         policy["inner_state"] = "reset"
+        compression["error_feedback"] = None
     return {
         **JOB,
         "training": {
             "steps": STEPS,
             "batch_size": 32,
             "synchronization": policy,
-            "compression": {"name": "int8", **compression},
+            "compression": compression,
         },
         "parallelism": {"stages": 1, "members_per_stage": 1},
     }
-
-
-def digest(client: Client, job_id: str) -> str:
-    (model,) = client.artifacts(job_id)
-    return WeightFolder(model.path).digest()
-
-
-def cut(cluster: Cluster, end: str, seconds: float) -> None:
-    host = cluster.host if end == "server" else cluster.machines[end]
-    with host.cut_from(cluster.others(host), "both"):
-        time.sleep(seconds)
 
 
 def test_a_short_cut_changes_no_bit(cluster: Cluster) -> None:
@@ -54,13 +41,13 @@ def test_a_short_cut_changes_no_bit(cluster: Cluster) -> None:
         assert len({tuple(branch["machines"]) for branch in merged[0].data["branches"]}) == 3
         for end in ("machine-1", "server"):
             job = finished(cluster, client, rounds(), partial(cut, cluster, end, 5))
-            assert digest(client, job.id) == digest(client, undisturbed.id), end
+            assert digest(client, job) == digest(client, undisturbed), end
 
 
 def test_a_branch_whose_machine_is_lost_runs_its_round_again_with_the_same_bits(cluster: Cluster) -> None:
     with cluster.server.client() as client:
-        undisturbed = finished(cluster, client, rounds(error_feedback=None))
-        job = finished(cluster, client, rounds(error_feedback=None), partial(cut, cluster, "machine-1", 40))
+        undisturbed = finished(cluster, client, rounds(keeps_state=False))
+        job = finished(cluster, client, rounds(keeps_state=False), partial(cut, cluster, "machine-1", 40))
         events = client.events(job.id, limit=1000, without=["step"]).events
         assert any("is started again" in event.data.get("message", "") for event in events)
-        assert digest(client, job.id) == digest(client, undisturbed.id)
+        assert digest(client, job) == digest(client, undisturbed)

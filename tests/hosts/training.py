@@ -1,7 +1,8 @@
-"""Jobs on several hosts: one in three stages that each file trains with faults, and once without; and any other."""
+"""Runs jobs on several hosts, with and without faults."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -70,6 +71,7 @@ def finished(
 
     wait_for(stepping, "the first steps")
     disturb()
+    assert not client.job(job_id).state.is_final, "the job ended before the faults did"
     job = wait_for(ended, "the end of the job")
     assert job.state is JobState.succeeded, job.reason
     return job
@@ -100,8 +102,20 @@ def train(
             may_disturb=lambda job: job.is_protected is backups,
         )
         losses = [(each.step, each.data["loss"]) for each in client.metrics(job.id) if each.split == "train"]
-        (model,) = client.artifacts(job.id)
-        return Result(losses, WeightFolder(model.path).digest())
+        return Result(losses, digest(client, job))
+
+
+def digest(client: Client, job: JobRecord) -> str:
+    """Return the digest of a job's weights, which are on this host."""
+    (model,) = client.artifacts(job.id)
+    return WeightFolder(model.path).digest()
+
+
+def cut(cluster: Cluster, end: str, seconds: float) -> None:
+    """Cut ``server`` or a machine off from all other hosts for some time."""
+    host = cluster.host if end == "server" else cluster.machines[end]
+    with host.cut_from(cluster.others(host), "both"):
+        time.sleep(seconds)
 
 
 def train_undisturbed(cluster: Cluster) -> Result:

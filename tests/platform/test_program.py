@@ -1,4 +1,4 @@
-"""Programs run as if they had been started themselves, and collect garbage rarely."""
+"""Programs run as if Python had started them directly, and collect garbage rarely."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from share_compute.program import PROGRAM, command_of
 
 TEXT = """
 import gc, json, sys
-facts = {"name": __name__, "words": sys.argv, "first": gc.get_threshold()[0]}
+facts = {"name": __name__, "words": sys.argv, "first": gc.get_threshold()[0], "path": sys.path[0]}
 if __name__ == "__main__":
     print(json.dumps(facts))
     sys.exit(3)
@@ -34,4 +34,15 @@ def test_a_program_gets_its_arguments_and_gives_its_status(tmp_path: Path, start
     assert (done.returncode, done.stderr) == (3, "")
     facts = json.loads(done.stdout)
     assert (facts["name"], facts["words"]) == ("__main__", [str(file), "a b", "--json"])
-    assert facts["first"] > 700
+    assert facts["first"] == 20_000
+    if starts_with == "file":
+        assert facts["path"] == str(tmp_path)
+
+
+def test_a_safe_path_is_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "needed.py").write_text("")
+    file = tmp_path / "programs" / "told.py"
+    file.parent.mkdir()
+    file.write_text("import needed")
+    paths = {"PYTHONPATH": f"{tmp_path}:{':'.join(filter(None, sys.path))}", "PYTHONSAFEPATH": "1"}
+    subprocess.run([sys.executable, PROGRAM, str(file)], env=paths, check=True)

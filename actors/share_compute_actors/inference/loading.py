@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,8 @@ def load_shard(
         compiler.require()
     engine.keeps_plain = keeps_plain
     if ranks is not None and not ranks.process_ids:
-        engine.stage = None  # they ended after an error
+        engine.stage = None  # the ranks ended after an error
+        gc.collect()  # exceptions may refer to frames that hold its tensors
     if engine.stage is not None:
         engine.stage.clear()
         if not keeps_plain:  # frees the unpacked weights before anything is loaded

@@ -266,7 +266,7 @@ def _joined(place: RankPlace, meeting: Sequence[str]) -> RankGroup:
 
     Args:
         place: this rank.
-        meeting: the folder in which ranks on devices with separate memory meet. For other ranks, descriptors of the
+        meeting: the folder in which ranks on devices with separate memory meet. Otherwise, descriptors of the
             sockets between ranks and of the memory for their exchange.
     """
     if len(meeting) == 1:

@@ -24,7 +24,8 @@ def measured_device(kind: DeviceKind, uuids: Sequence[str], lent: int = 1) -> to
 
     Args:
         kind: kind of the measured devices.
-        uuids: UUIDs of the measured devices, one for each rank; empty if unknown, or if devices of the kind have none.
+        uuids: UUIDs of the measured devices, one for each rank; each is empty if unknown, or if devices of this
+            kind have none.
         lent: number of devices that are lent together.
 
     Raises:
@@ -57,8 +58,8 @@ def join_process_group(kind: DeviceKind, rank: int, count: int, folder: Path, de
         kind: kind of the devices, which determines the library that sums tensors.
         rank: number of this process.
         count: number of processes.
-        folder: an empty folder, which all processes can read and write until each of them has left the group. A thread
-            of NCCL reads it every second.
+        folder: an empty folder, which all processes can read and write. With NCCL it must stay until each of them has
+            left the group, because a thread of NCCL reads it every second.
         deadline_s: longest wait for another process, in seconds. NCCL waits without a deadline while it connects.
     """
     collectives = KINDS[kind].collectives

@@ -166,7 +166,10 @@ def with_quick_workers(raylet: Sequence[str]) -> list[str]:
     path = str(Path(services.RAY_PATH, "_private", "workers", "default_worker.py"))
     theirs, ours = (subprocess.list2cmdline(words) for words in ([path], [PROGRAM, path]))
     option = "--python_worker_command="
-    return [word.replace(theirs, ours, 1) if word.startswith(option) else word for word in raylet]
+    (given,) = (word for word in raylet if word.startswith(option))
+    if theirs not in given:
+        raise ValueError(f"this version of Ray starts workers in another way: {given}")
+    return [given.replace(theirs, ours, 1) if word is given else word for word in raylet]
 
 
 if __name__ == "__main__":

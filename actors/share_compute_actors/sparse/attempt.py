@@ -316,7 +316,7 @@ class SparseAttempt:
                 self._place()
 
     def _leave_or_end(self, run: SparseRun) -> None:
-        """End a suspended run with a checkpoint; otherwise stop using machines that must leave."""
+        """Suspend a run that has to end, with a checkpoint; otherwise stop using machines that must leave."""
         has_to_end = self._has_to_end()
         run.suspension.want(is_wanted=has_to_end)
         if not has_to_end:  # otherwise workers would move to the last machine, and read their rows in vain

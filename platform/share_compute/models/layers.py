@@ -193,7 +193,7 @@ def shape_before(blueprint: Blueprint, layer: int, batch: int) -> tuple[int, ...
 
 
 def require_fit(blueprint: Blueprint, *, checks_outputs: bool = True) -> None:
-    """Raise UserError, naming the layer, if a layer does not fit its input, or the last layer not the objective.
+    """Raise UserError, which names the layer, if a layer does not fit its input, or the last one the objective.
 
     Args:
         blueprint: blueprint of declared layers.

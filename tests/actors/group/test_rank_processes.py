@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import queue
+import weakref
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from torch import Tensor
 
 from share_compute.errors import ContributorLost, OutOfMemory, ShareComputeError
 from share_compute_actors.group.allocator import as_reported, out_of_memory_kills
@@ -102,3 +105,22 @@ def test_kills_of_the_kernel_are_counted(tmp_path: Path) -> None:
     new.parent.mkdir(parents=True)
     new.write_text("low 0\noom 4\noom_kill 3\n")
     assert out_of_memory_kills(proc, groups) == 3
+
+
+def test_a_step_that_lacked_memory_leaves_no_tensor() -> None:
+    """An error whose traceback refers to its own frame would keep the tensors of the step until a collection."""
+    left: list[weakref.ref[Tensor]] = []
+
+    def step(ranks: RankProcesses) -> None:
+        hidden = torch.ones(4)
+        left.append(weakref.ref(hidden))
+        with ranks.computing():
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    gc.disable()
+    try:
+        with suppress(OutOfMemory):
+            step(RankProcesses(HUNGRY, 1, 1, 60))
+        assert left[0]() is None
+    finally:
+        gc.enable()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -22,6 +21,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from share_compute.errors import Unavailable
 from share_compute.models.profiles.profiling import OperationCounter
+from share_compute.program import command_of
 from share_compute.topology import Device, Link, absurdities
 from share_compute_actors.machine import contributor, probe, reach
 from share_compute_actors.machine.preflight import find_gpus
@@ -36,7 +36,7 @@ MEASURED = Device("cpu", "x", 5, {"float32": 1.0}, 2.0, 3e-6)
 
 
 def run_probe(*arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "share_compute_actors.machine.probe", *arguments]
+    command = command_of("share_compute_actors.machine.probe", *arguments)
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import ray
 from ray import NodeID
 from ray.exceptions import RpcError
 
@@ -69,3 +72,14 @@ def test_ray_is_asked_for_a_node_when_the_node_is_registered(
     monkeypatch.setattr(ray_start, "GcsClient", Gcs)
     assert get_registered(get, "192.0.2.1:6379", NODE) == f"{NODE} at 192.0.2.1:6379"
     assert calls == ["192.0.2.1:6379", *["list"] * (1 if fails else 3), "get"]
+
+
+@pytest.mark.slow
+def test_workers_of_nodes_collect_garbage_rarely(nodes: list[Any]) -> None:
+    assert nodes
+
+    @ray.remote(num_cpus=0)
+    def thresholds() -> tuple[int, int, int]:
+        return gc.get_threshold()
+
+    assert ray.get(thresholds.remote()) == (20_000, 10, 10)

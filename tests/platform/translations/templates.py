@@ -38,7 +38,7 @@ _INTERNAL = frozenset(
         "OSError",
         "RuntimeError",
     }
-    | {"TypeError", "FileNotFoundError", "ImportError"}
+    | {"TypeError", "FileNotFoundError", "ImportError", "ModuleNotFoundError"}
 )
 """Exceptions that show a defect of the program or of the machine; their texts are not translated."""
 _DECLARED = frozenset(

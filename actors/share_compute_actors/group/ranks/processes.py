@@ -91,6 +91,7 @@ class RankProcesses:
         threads: CPU threads of the machine, which the ranks share.
         deadline_s: longest wait for another rank, in seconds.
         on_lost: called with ContributorLost before it is raised because a rank was lost; the others are ended by then.
+            Also called by `watch`, with OutOfMemory if a rank lacked memory.
             Also called by `watch`.
         devices: devices of the machine. If several are lent together, each rank has one of its own.
     """
@@ -205,12 +206,17 @@ class RankProcesses:
             self.close()
             if lost is None:
                 raise
-            raise lost from failure
+            try:
+                raise lost from failure
+            finally:
+                del (
+                    lost
+                )  # its traceback refers to this frame, which would keep all tensors of the failed step
 
     def _error_of(self, failure: Exception) -> ContributorLost | OutOfMemory | None:
         """Return the error of the ranks because of which this rank failed; None if the failure has another cause."""
         if isinstance(failure, OutOfMemory):
-            return None  # this context is inside another one, which has closed the ranks
+            return None  # a context inside this one raised it, and has closed the ranks
         if is_out_of_memory(failure):
             return _out_of_memory(0, self._taken_bytes(failure))
         if not isinstance(failure, (RuntimeError, OSError)):
@@ -269,7 +275,7 @@ class RankProcesses:
         )
 
     def watch(self) -> None:
-        """Call ``on_lost`` with the error when another rank ends, on a thread of its own.
+        """Call ``on_lost`` with the error when another rank ends, on a thread for each rank.
 
         This is needed where a sum with a rank that ended blocks until the deadline, as on GPUs. No thread calls it
         while the calling thread waits for answers, because that thread raises the error itself.

@@ -205,12 +205,12 @@ def main() -> None:
 
 
 class _NoTorch(MetaPathFinder):
-    """Refuses the import of torch."""
+    """Refuses the import of torch. Packages that call `importlib.util.find_spec` for torch were imported before."""
 
     def find_spec(self, fullname: str, path: object, target: object = None) -> None:
         del path, target
         if fullname == "torch":
-            raise ModuleNotFoundError(name=fullname)
+            raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
 
 
 def _import_all() -> None:

@@ -70,10 +70,8 @@ class SummedLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Multiply this rank's part of the inputs, ``[..., in / ranks]``; return the whole outputs ``[..., out]``."""
-        outputs, bias = (
-            self._sum(self.layer(inputs)),
-            self._buffers["bias"],
-        )  # faster than an attribute lookup
+        outputs = self._sum(self.layer(inputs))
+        bias = self._buffers["bias"]  # faster than an attribute lookup
         return outputs if bias is None else outputs + bias
 
     __call__ = forward

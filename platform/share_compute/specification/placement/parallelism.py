@@ -84,7 +84,7 @@ class ParallelismSpec(SelectionSpec):
         return self.tensor
 
     def _why_too_small(self, machine: Labelled) -> str | None:
-        if machine.most_training_ranks < self.ranks <= machine.most_ranks:
+        if machine.most_training_ranks < min(self.ranks, machine.most_ranks):
             return "its GPUs cannot train together: the ranks of parallelism.tensor share parameters in main memory"
         return super()._why_too_small(machine)
 
