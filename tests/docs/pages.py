@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,6 +12,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NEEDS_THE_HUB = "needs the Hugging Face Hub; tests/api/cli/test_push.py has a stand-in of it"
+ASK = {("delete",), ("restore",), ("remove",), ("artifacts", "delete")}
+"""First words of commands that ask for confirmation before a deletion; tests run them with `--yes`."""
 SHELLS = {"sh", "bash", "console", ""}
 PROMPT = re.compile(r"^(server|second)?\$ +")
 ASSIGNMENT = re.compile(r"^[A-Z][A-Z_0-9]*=")
@@ -99,6 +103,12 @@ def commands(block: Block) -> list[Command]:
         found += split(block.page, number, held)
         held = ""
     return found
+
+
+def copy_examples(folder: Path) -> None:
+    """Copy the examples as they are in a fresh clone, without the files that prepare.py writes."""
+    written = shutil.ignore_patterns("*.txt", "*.jsonl", "*-model", "encoder")
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=written)
 
 
 def readme_commands() -> list[Command]:

@@ -17,7 +17,17 @@ from tests.api.conftest import Plane
 from tests.api.speaking import make_encoder, make_llama
 from tests.api.workers.test_exports import save
 from tests.conftest import harmless_environment
-from tests.docs.pages import ROOT, Command, blocks, commands, readme_commands, spans, split
+from tests.docs.pages import (
+    ASK,
+    NEEDS_THE_HUB,
+    Command,
+    blocks,
+    commands,
+    copy_examples,
+    readme_commands,
+    spans,
+    split,
+)
 from tests.docs.test_pages import SHELL, UsageError, own
 from tests.docs.test_readme import NOT_HERE
 from tests.security.planes import open_plane
@@ -51,7 +61,7 @@ NOT_RUN = {
     "tune job.yaml --output fast.yaml": MACHINES,
     "show job-k3v7q2ma --best": "needs a sweep with trials that ended; tests/api/control/test_sweeps.py has one",
     "chaos --job JOB --mtbf 20s --minutes 10 --against CALM_JOB": MACHINES,
-    "push JOB OWNER/NAME": "needs the Hugging Face Hub; tests/api/cli/test_push.py has a stand-in of it",
+    "push JOB OWNER/NAME": NEEDS_THE_HUB,
     "serve hub:OWNER/NAME": "needs the Hugging Face Hub; tests/api/routes/test_hub_models.py has a stand-in of it",
     "artifacts get JOB tensorboard": "needs a job with reports; tests/api/control/test_reports.py makes them",
     "artifacts get JOB mlflow": "needs a job with reports; tests/api/control/test_reports.py makes them",
@@ -64,8 +74,6 @@ NOT_RUN = {
     "service install https://SERVER:8700 --memory 8GiB": "starts a service of systemd",
 }
 """Command -> reason why it is not run here."""
-ASK = {("delete",), ("restore",), ("remove",), ("artifacts", "delete")}
-"""First words of commands that ask for confirmation before a deletion; they are run with `--yes`."""
 
 
 def found() -> dict[str, Command]:
@@ -201,8 +209,7 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("working")
-    shipped = shutil.ignore_patterns("*.txt", "*.jsonl", "*-model", "encoder")
-    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shipped)
+    copy_examples(folder)
     subprocess.run([sys.executable, folder / "examples" / "prepare.py"], check=True, timeout=LIMIT_S)
     (folder / "corpus.txt").write_text("The sea is wide. " * 2000)
     for name in ("a.jsonl", "b.jsonl"):

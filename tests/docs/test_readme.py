@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import RunningServer, harmless_environment, run_contributor, run_server, wait_for
-from tests.docs.pages import ROOT, Command, readme_commands
+from tests.docs.pages import ASK, NEEDS_THE_HUB, Command, copy_examples, readme_commands
 from tests.warm_commands import run_warm
 
 from share_compute.lifecycle.deployment_states import DeploymentState
@@ -24,7 +23,7 @@ NOT_HERE = {
     "up": "the test starts the server",
     "join": "the test joins a machine",
     "remove": "the other commands need the machine",
-    "push": "needs the Hugging Face Hub; tests/api/cli/test_push.py has a stand-in of it",
+    "push": NEEDS_THE_HUB,
 }
 """Command -> reason why it is not run here."""
 
@@ -80,7 +79,7 @@ class Reader:
         if words[1] == "resume":
             self._resume_another(words)
         else:
-            answers = ["--yes"] if words[1] == "delete" else []  # there is no terminal to ask at
+            answers = ["--yes"] if words[1:2] in ASK else []  # there is no terminal to ask at
             printed = self.run(*(self.job if word == "JOB" else word for word in words), *answers)
             assert printed.strip() or words[0] == "python", f"{command}: printed nothing"
         if words[1] == "submit":
@@ -120,8 +119,7 @@ class Reader:
 @pytest.mark.xdist_group("servers")
 def test_the_commands_of_the_readme_run_in_their_order(tmp_path: Path) -> None:
     folder = tmp_path / "clone"
-    shipped = shutil.ignore_patterns("*.txt", "*.jsonl", "*-model", "encoder")
-    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shipped)
+    copy_examples(folder)
     with ExitStack() as stack:
         server = stack.enter_context(run_server(tmp_path / "data", data_root=folder))
         stack.enter_context(run_contributor(server, "ann", "--memory", "2GiB"))
