@@ -71,5 +71,5 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UserError(f"{question} No terminal is there for the answer", hint="to confirm, pass --yes")
+        raise UserError(f"{question} There is no terminal to ask at", hint="to confirm, pass --yes")
     typer.confirm(question, abort=True, err=True)
