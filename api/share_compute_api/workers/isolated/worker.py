@@ -7,6 +7,7 @@ torch only with the argument ``torch``.
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import sys
@@ -193,6 +194,7 @@ def main() -> None:
     else:
         _import_all()
     os.dup2(nowhere, 2)
+    gc.freeze()  # so that the collections below visit few objects
     limit_memory(more_bytes)
     work = QuestionAnswerer()
     _send(answers, messages.Done())
@@ -201,6 +203,7 @@ def main() -> None:
             reply = _reply(work, question)
         except MemoryError:
             os._exit(messages.OUT_OF_MEMORY_STATUS)
+        gc.collect()  # tracebacks of exceptions may refer to frames that hold large parts of a file
         _send(answers, reply)
 
 
