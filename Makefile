@@ -25,7 +25,7 @@ test: $(READY) ## run all unit tests, and one end-to-end test of each kind: 10 m
 	-@$(BIN)/python web/build_hook.py
 	$(BIN)/python -m pytest -m "not more and not thorough" -n auto --dist loadgroup
 
-test-more: $(READY) ## run the other tests with machines, servers and browsers: 40 minutes on 2 cores
+test-more: $(READY) ## run the other tests with machines, servers and browsers: 35 minutes on 2 cores
 	-@$(BIN)/python web/build_hook.py
 	$(BIN)/python -m pytest -m "more and not thorough" -n auto --dist loadgroup
 
