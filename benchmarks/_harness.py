@@ -432,6 +432,12 @@ def print_speeds(
     )
 
 
+def print_turns(figure: str, turns: Turns, peer: str, options: argparse.Namespace, **more: Any) -> None:
+    """Print a figure of the tokens/s of ``ours`` and of another side of `take_turns`."""
+    speeds = turns.speeds
+    print_speeds(figure, speeds["ours"], speeds[peer], peer_name=peer, blocks=options.blocks, **more)
+
+
 def print_figure(
     figure: str, *, ours: float, peer: float, peer_name: str, ratio: float, unit: str, **more: Any
 ) -> None:

@@ -1,6 +1,7 @@
 """Decoding with two ranks of one thread each: ours, tensor parallelism of transformers, and one process.
 
-All sides generate greedily from the same prompt, one sequence, with the same Llama model in float32.
+All sides generate greedily from the same prompt, one sequence, with the same model in float32: a Llama, and then a
+mixture of experts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import os
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -17,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from _harness import Rival, print_speeds, reported_blocks, take_turns
+from _harness import Rival, print_turns, reported_blocks, take_turns
 from torch import Tensor, distributed
 
 from share_compute.inference.runtime.stage import ServingStage
@@ -37,6 +38,14 @@ CONFIG = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
+MODELS = {
+    "llama": ("tensor_decode", CONFIG),
+    "mixtral": (
+        "tensor_mixture_decode",
+        {**CONFIG, "intermediate_size": 896, "num_local_experts": 8, "num_experts_per_tok": 2},
+    ),
+}
+"""The beginning of the names of a model's figures, and its configuration."""
 SIDES = {"ours": 1, "transformers": 2, "one rank": 1}
 """Number of processes that the benchmark starts for each side."""
 Generate = Callable[[list[int], int], list[int]]
@@ -44,14 +53,14 @@ Generate = Callable[[list[int], int], list[int]]
 
 
 @contextmanager
-def model_folder() -> Iterator[Path]:
+def model_folder(model_type: str, config: Mapping[str, Any]) -> Iterator[Path]:
     """Yield a folder with a model of random weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     with TemporaryDirectory(prefix="sc-tensor-") as folder:
         model = AutoModelForCausalLM.from_config(
-            AutoConfig.for_model("llama", **CONFIG, initializer_range=0.05), dtype=torch.float32
+            AutoConfig.for_model(model_type, **config, initializer_range=0.05), dtype=torch.float32
         )
         model.save_pretrained(folder)
         yield Path(folder)
@@ -134,21 +143,18 @@ def _ours(folder: str, closing: ExitStack, ranks: int) -> Generate:
 
 def measure(options: Namespace) -> None:
     """Measure and print the figures of decoding."""
-    with model_folder() as folder, socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        server.close()
-        sides = {side: Rival(worker, world, side, str(folder), port) for side, world in SIDES.items()}
-        turns = take_turns(sides, TOKENS_PER_STEP, options)
-    for figure, peer in (
-        ("tensor_decode_vs_torch", "transformers"),
-        ("tensor_decode_vs_one_rank", "one rank"),
-    ):
-        print_speeds(
-            figure,
-            turns.speeds["ours"],
-            turns.speeds[peer],
-            peer_name=peer,
-            blocks=options.blocks,
-            tokens_per_block=TOKENS_PER_STEP * options.steps,
-            tokens_that_differ=sum(one != other for one, other in turns.pairs),
-        )
+    for model_type, (figures, config) in MODELS.items():
+        with model_folder(model_type, config) as folder, socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            server.close()
+            sides = {side: Rival(worker, world, side, str(folder), port) for side, world in SIDES.items()}
+            turns = take_turns(sides, TOKENS_PER_STEP, options)
+        for figure, peer in ((f"{figures}_vs_torch", "transformers"), (f"{figures}_vs_one_rank", "one rank")):
+            print_turns(
+                figure,
+                turns,
+                peer,
+                options,
+                tokens_per_block=TOKENS_PER_STEP * options.steps,
+                tokens_that_differ=sum(one != other for one, other in turns.pairs),
+            )

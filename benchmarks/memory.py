@@ -1,8 +1,8 @@
 """Compare the memory of the members of a stage with the formula of plans, with and without shares of AdamW's state.
 
-1, 2 and 4 members of one stage train a Llama of 55 M parameters. The memory of a member is the resident memory of its
-process after some steps, less that of a member that trains a tiny model with the same code. The peer is the memory that
-the plan predicts. A line for each number of members also compares both ways to keep the state.
+1, 2 and 4 members of one stage train a Llama of 26 M parameters, then one of 55 M. The memory of a member is the
+resident memory of its process after some steps, less that of a member that trains a tiny model with the same code. The
+peer is the memory that the plan predicts. A line for each number of members also compares both ways to keep the state.
 
 Before that, sequences of 1,024 to 16,384 tokens are computed by 1, 2 and 4 members with ``parallelism.sequence``. The
 figure is what autograd keeps of the largest slice for the backward pass, without parameters; the peer is the formula.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,11 @@ from share_compute.specification import TrainJob, parse_job
 
 MEMBERS = (1, 2, 4)
 VOCABULARY = 2048
-LARGE = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 6}
+LARGE = {
+    26: {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 4},
+    55: {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_key_value_heads": 6},
+}
+"""Shapes of the models by their parameters in millions."""
 TINY = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
 GOAL = 0.1
 """Allowed difference from the formula, as a fraction."""
@@ -145,17 +150,17 @@ def main() -> None:
     steps = max(3, options.steps)
     slices()
     with tempfile.TemporaryDirectory() as folder, cluster(max(MEMBERS)) as nodes:
-        for members in MEMBERS:
+        for members, (size, shape) in product(MEMBERS, LARGE.items()):
             needs = {}
             for optimizer in ("replicated", "sharded"):
                 large, tiny = (
                     measured(
-                        job(Path(folder), shape, members, optimizer),
+                        job(Path(folder), each, members, optimizer),
                         Path(tempfile.mkdtemp(dir=folder)),
                         nodes[:members],
                         steps,
                     )
-                    for shape in (LARGE, TINY)
+                    for each in (shape, TINY)
                 )
                 need = Need(large.measured - tiny.measured, large.predicted - tiny.predicted)
                 needs[optimizer] = need.measured
@@ -167,6 +172,7 @@ def main() -> None:
                     ratio=(1 + GOAL) * need.predicted / need.measured,
                     unit="MiB",
                     difference=round(need.measured / need.predicted - 1, 3),
+                    million_parameters=size,
                 )
             print_figure(
                 f"memory_sharded_vs_replicated_{members}",
@@ -175,6 +181,7 @@ def main() -> None:
                 peer_name="replicated",
                 ratio=needs["replicated"] / needs["sharded"],
                 unit="MiB",
+                million_parameters=size,
             )
 
 

@@ -6,13 +6,15 @@ Training: all sides train the same Llama layers of hidden size 1024 with AdamW, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from itertools import compress
 from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
-from _harness import Rival, arguments, print_speeds, reported_blocks, take_turns
+from _harness import Rival, arguments, print_turns, reported_blocks, take_turns
 from _tensor_decode import measure as measure_decoding
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -21,6 +23,7 @@ from share_compute.models.blueprint import Blueprint
 from share_compute.models.factory import build_stage
 from share_compute.models.losses import loss_sum
 from share_compute.models.stage import Stage
+from share_compute.sharding.outdated import Outdated
 from share_compute.shards import Shard
 from share_compute.specification.optimization import OptimizerSpec
 from share_compute.training.optimizers import build_optimizer
@@ -55,20 +58,26 @@ def worker(rank: int, world: int, store: str, end: Connection, side: str) -> Non
     blueprint = Blueprint(config=CONFIG)
     stage = build_stage(blueprint, Shard("m", 0, LAYERS, LAYERS), torch.device("cpu"))
     with ExitStack() as closing:
+        updated: Callable[[], None] = _nothing
         if side == "ours":
             ranks = Ranks(2, 2, 300)
             closing.callback(ranks.close)
             ranks.divide(stage, blueprint, BATCH, LENGTH)
+            updated = partial(ranks.outdate, Outdated.trained)
         stage.initialize(0)
         if side == "parallelize_module":
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
             closing.callback(dist.destroy_process_group)
             parallelized(stage, world)
         stage.module.train()
-        _steps(end, stage)
+        _steps(end, stage, updated)
 
 
-def _steps(end: Connection, stage: Stage) -> None:
+def _nothing() -> None:
+    """Do nothing after an update, because the process has all parameters."""
+
+
+def _steps(end: Connection, stage: Stage, updated: Callable[[], None]) -> None:
     parameters = list(stage.module.parameters())
     divided = [isinstance(parameter, DTensor) for parameter in parameters]
     optimizers = [  # a fused optimizer takes parameters of one kind
@@ -85,6 +94,7 @@ def _steps(end: Connection, stage: Stage) -> None:
             loss.backward()
             for optimizer in optimizers:
                 optimizer.step()
+            updated()
             losses.append(loss.item())
         end.send(losses)
 
@@ -119,12 +129,11 @@ def main() -> None:
         ("tensor_training_vs_torch", "parallelize_module"),
         ("tensor_vs_one_rank", "one rank"),
     ):
-        print_speeds(
+        print_turns(
             figure,
-            turns.speeds["ours"],
-            turns.speeds[peer],
-            peer_name=peer,
-            blocks=options.blocks,
+            turns,
+            peer,
+            options,
             steps_per_block=options.steps,
             largest_loss_difference=max(abs(one - other) for one, other in turns.pairs),
         )

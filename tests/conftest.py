@@ -50,6 +50,8 @@ SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 0.25
 WITH_MACHINES = ("tests/chaos/", "tests/containers/", "tests/hosts/")
 WITH_BROWSERS = "tests/e2e/"
 ACTORS, PURE = "tests/actors/", ("tests/platform/", "tests/web/")
+SECOND_CLUSTER = "tests/actors/sparse/"
+"""Tests here use a second Ray cluster, with those of ranks: one group for all would outlast the other workers."""
 MACHINES = {"server", "run_server", "run_command"}
 Found = TypeVar("Found")
 
@@ -90,12 +92,18 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     fixtures, is_slow = set(getattr(item, "fixturenames", ())), item.get_closest_marker("slow")
     if "ray_cluster" in fixtures:
         item.add_marker(pytest.mark.xdist_group("cluster"))
+        if file.startswith(SECOND_CLUSTER):
+            item.add_marker(pytest.mark.xdist_group("ranks"))
     elif file.startswith(WITH_BROWSERS) and not fixtures & MACHINES:
         item.add_marker(pytest.mark.xdist_group(file))
     elif file.startswith(WITH_MACHINES) or fixtures & MACHINES or (is_slow and file.startswith(ACTORS)):
         item.add_marker(pytest.mark.xdist_group("machines" if "server" in fixtures else "servers"))
     elif not is_slow or file.startswith(PURE):
         return
+    if file.startswith(PURE):
+        raise pytest.UsageError(
+            f"{item.nodeid} starts machines or a browser, and `make test-more` ignores its folder"
+        )
     if not item.get_closest_marker("real_path"):
         item.add_marker(pytest.mark.more)
 

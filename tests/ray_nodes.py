@@ -4,6 +4,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,20 @@ def processes_on(node: Any, actor: str) -> list[psutil.Process]:
     """Return the processes of actors of this class on a node."""
     (raylet,) = node.all_processes["raylet"]
     forked = map(Forks.of, (started.pid for started in psutil.Process(raylet.process.pid).children()))
-    workers = [psutil.Process(pid) for pid in forked if pid is not None and psutil.pid_exists(pid)]
-    return [worker for worker in workers if f"ray::{actor}" in " ".join(worker.cmdline())]
+    found = []
+    for pid in forked:
+        with suppress(psutil.NoSuchProcess):
+            if pid is not None and f"ray::{actor}" in title(worker := psutil.Process(pid)):
+                found.append(worker)
+    return found
+
+
+def title(process: psutil.Process) -> str:
+    """Return the command line of a process; empty if the process has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 @pytest.fixture

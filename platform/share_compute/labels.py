@@ -42,10 +42,6 @@ class Labelled(Protocol):
     def most_ranks(self) -> int:
         """Largest number of processes that can compute the layers of a member on the machine together."""
 
-    @property
-    def most_training_ranks(self) -> int:
-        """Largest number of processes that can compute the layers of a training member together."""
-
 
 def _checked(labels: dict[str, str]) -> dict[str, str]:
     for key, value in labels.items():

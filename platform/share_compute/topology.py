@@ -97,6 +97,8 @@ class Contributor:
     """Labels that its owner gives it; see `share_compute.labels`."""
     ranks: int = 1
     """Number of processes of a member that compute its layers together (``parallelism.tensor`` of the job)."""
+    is_training: bool = False
+    """Whether the figures are for members that train; see `memory_bytes`."""
 
     @property
     def group(self) -> tuple[Device, ...]:
@@ -127,9 +129,9 @@ class Contributor:
         return replace(self, ranks=max(1, len(self.group)))
 
     def with_memory(self, memory_bytes: int) -> Contributor:
-        """Return the contributor with this much memory on the devices that a member computes on."""
-        used = self.used
-        smaller = {id(device): replace(device, memory_bytes=memory_bytes // len(used)) for device in used}
+        """Return the contributor with this much memory on the devices that a member computes on; see `memory_bytes`."""
+        used, each_bytes = self.used, memory_bytes * self._memories // max(1, len(self.used))
+        smaller = {id(device): replace(device, memory_bytes=each_bytes) for device in used}
         return replace(self, devices=tuple(smaller.get(id(device), device) for device in self.devices))
 
     @property
@@ -141,8 +143,12 @@ class Contributor:
 
     @property
     def memory_bytes(self) -> int:
-        """Return the lent memory of the devices that a member computes on, in bytes; 0 if there is no device."""
-        return self.device.memory_bytes if self.devices else 0
+        """Return the lent memory of the devices that a member computes on, in bytes; 0 if there is no device.
+
+        For training on several GPUs, it is that of one of them: the first has all parameters, gradients and the
+        optimizer's state.
+        """
+        return self.device.memory_bytes // self._memories if self.devices else 0
 
     @property
     def memory_bytes_per_s(self) -> float:
@@ -165,9 +171,14 @@ class Contributor:
         return self.cpu_threads if is_cpu and len(devices) < 2 else len(devices)
 
     @property
-    def most_training_ranks(self) -> int:
-        """Return the same number for a training member: its ranks share parameters in main memory, so GPUs have one."""
-        return 1 if self.devices and KINDS[self.group[0].kind].is_gpu else self.most_ranks
+    def has_own_memories(self) -> bool:
+        """Return whether a member computes on several devices that have memory of their own, as GPUs have."""
+        return len(self.used) > 1 and not KINDS[self.used[0].kind].uses_main_memory
+
+    @property
+    def _memories(self) -> int:
+        """Number of devices whose memory together holds what a member needs on its device with the most."""
+        return len(self.used) if self.has_own_memories and self.is_training else 1
 
     def flops_per_s(self, dtype: str = BASE_DTYPE) -> float:
         """Return the speed of the device that a member computes on, in FLOP/s; 0.0 if not measured with this dtype."""
@@ -205,11 +216,13 @@ class Topology:
         """Return the contributor with this id, or raise KeyError."""
         return self._by_id[contributor_id]
 
-    def with_ranks(self, ranks: int) -> Topology:
-        """Return the topology for a job whose members have this many ranks (`Contributor.ranks`)."""
-        if all(machine.ranks == ranks for machine in self.contributors):
+    def with_ranks(self, ranks: int, *, is_training: bool = False) -> Topology:
+        """Return the topology with these values of `Contributor.ranks` and `Contributor.is_training`."""
+        wanted = ranks, is_training
+        if all((machine.ranks, machine.is_training) == wanted for machine in self.contributors):
             return self
-        return Topology(tuple(replace(machine, ranks=ranks) for machine in self.contributors), self.links)
+        machines = (replace(machine, ranks=ranks, is_training=is_training) for machine in self.contributors)
+        return Topology(tuple(machines), self.links)
 
     def without(self, ids: Collection[str]) -> Topology:
         """Return the topology without the contributors with these ids, and without their links."""

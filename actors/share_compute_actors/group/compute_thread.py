@@ -20,10 +20,14 @@ class ComputeThread(ABC):
     """A member's compute thread, which runs the functions that other threads pass to `order`.
 
     A subclass calls `_start` at the end of its constructor. Its `_loop` takes orders with `_next_order` and runs them
-    with `run_order`. The channel's methods that are not thread-safe may be called on this thread only.
+    with `_run_order`. The channel's methods that are not thread-safe may be called on this thread only.
+
+    Args:
+        on_failure: called on this thread with each exception of its work, before the exception is reported.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
+        self._on_failure = on_failure
         self.channel: Channel | None = None
         self._news = threading.Condition()
         """Guards the state that other threads change, such as `_orders`, and wakes the compute thread."""
@@ -62,11 +66,11 @@ class ComputeThread(ABC):
         """Remove and return the oldest order; None if there is none. The caller must hold `_news`."""
         return self._orders.popleft() if self._orders else None
 
-
-def run_order(order: Order) -> None:
-    """Run the function of an order, and set its result or its error on the order's future."""
-    work, future = order
-    try:
-        future.set_result(work())
-    except BaseException as failure:  # noqa: BLE001 - the caller of `order` receives it
-        future.set_exception(failure)
+    def _run_order(self, order: Order) -> None:
+        """Run the function of an order, and set its result or its error on the order's future."""
+        work, future = order
+        try:
+            future.set_result(work())
+        except BaseException as failure:  # noqa: BLE001 - the caller of `order` receives it
+            self._on_failure(failure)
+            future.set_exception(failure)

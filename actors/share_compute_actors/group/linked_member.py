@@ -5,6 +5,8 @@ Processes that call members import this module. To keep this import fast, only t
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +15,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from share_compute.errors import ShareComputeError
 from share_compute.protocol.membership import Worker
 from share_compute_actors.group.answering import answers
 from share_compute_actors.transport.keys import PEER, WORKERS, Keys, Peer
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from share_compute_actors.group.compute_thread import ComputeThread
     from share_compute_actors.transport.channel import Channel
     from share_compute_actors.transport.traffic import Traffic
+
+
+_log = logging.getLogger(__name__)
 
 
 class LinkSetup(Protocol):
@@ -53,6 +59,23 @@ class LinkedMember:
     """Counts and limits the member's transfers; None for neither."""
     _names: dict[Worker, str]
     """Name of each member's machine in this epoch, by member."""
+    _last_message_s: float
+    """Time limit for the last message of a member that ends itself, in seconds."""
+
+    def _report_loss(self, lost: ShareComputeError) -> Any:
+        """Send an error to the process that leads the member, and return the answer's reference."""
+        raise NotImplementedError
+
+    def _end(self, lost: ShareComputeError) -> None:
+        """End this process, because its device or a rank was lost; the error is sent first, if it is answered.
+
+        On GPUs, this also happens after another rank lacked memory: a sum with it would block this process.
+        """
+        _log.error("%s exits: %s", self._setup.name, lost.message)
+        try:
+            ray.wait([self._report_loss(lost)], timeout=self._last_message_s)
+        finally:
+            os._exit(1)
 
     @ray.method(concurrency_group="orders")
     @answers(PEER)

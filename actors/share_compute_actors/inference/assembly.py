@@ -287,8 +287,10 @@ class Assembly:
         if self.placement is not None:
             return
         if wanted is not None:
-            coming = listed(sorted(map(self.name, self._group.expected)))
-            loading = f"{coming} load what they are to hold" if coming else "stages are formed"
+            coming = sorted(map(self.name, self._group.expected))
+            loading = "stages are formed"
+            if coming:
+                loading = f"{listed(coming)} {'loads its' if len(coming) == 1 else 'load their'} layers"
             self._status.set_state(DeploymentState.loading, loading)
         else:
             state = DeploymentState.degraded if self._was_ready else DeploymentState.pending

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 _RANK_DEADLINE_S = 120.0
 """Longest wait of the ranks of a member for each other, in seconds."""
-_LAST_MESSAGE_S = 2.0
-"""Longest wait until the server has the last message of a member that ends, in seconds."""
 _log = logging.getLogger(__name__)
 
 
@@ -67,14 +65,17 @@ class ServingMember(LinkedMember):
     _setup: ServingSetup
     _engine: StepEngine
 
+    _last_message_s = 2.0
+
     def __init__(self, setup: ServingSetup, server: Any, key: bytes) -> None:
         from share_compute_actors.inference.step_engine import StepEngine  # noqa: PLC0415 - loads torch
+        from share_compute_actors.machine.device import end_if_lost  # noqa: PLC0415 - loads torch
 
         close_stalled_connections()
         self._setup = setup
         self._server = server, key
         self._outgoing: queue.SimpleQueue[ToServer] = queue.SimpleQueue()
-        self._engine = StepEngine(self._outgoing.put)
+        self._engine = StepEngine(self._outgoing.put, partial(end_if_lost, setup.device, self._end))
         self._stage_compiler: StageCompiler | None = None
         self._ranks: ServingRanks | None = None
         if setup.ranks > 1:
@@ -105,17 +106,10 @@ class ServingMember(LinkedMember):
             _log.exception("%s cannot send its results to the server, and exits", self._setup.name)
             os._exit(1)  # the server notices the end of this process at once, by its pending call of `live`
 
-    def _end(self, lost: ShareComputeError) -> None:
-        """End this process, because a rank of it was lost; the server gets the error first, if it answers.
-
-        On GPUs, this also happens after another rank lacked memory: a sum with it would block this process.
-        """
-        _log.error("%s exits: %s", self._setup.name, lost.message)
+    def _report_loss(self, lost: ShareComputeError) -> Any:
         server, key = self._server
         trouble = pack_to_server(Trouble(self._engine.epoch, lost))
-        answer = server.receive.remote(self._setup.worker, key, [trouble])
-        ray.wait([answer], timeout=_LAST_MESSAGE_S)
-        os._exit(1)
+        return server.receive.remote(self._setup.worker, key, [trouble])
 
     # -- between epochs ----------------------------------------------------------------------------------------------
 

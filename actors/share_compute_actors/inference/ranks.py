@@ -7,10 +7,8 @@ import logging
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from struct import Struct
 from typing import Any
 
@@ -39,7 +37,6 @@ from share_compute_actors.group.ranks.processes import (
     mapped,
     memory_file,
 )
-from share_compute_actors.machine.device import join_process_group
 
 _HEAD = Struct("<BQQ")
 """Kind of a message, the size of its JSON content, and that of the numbers after it, in bytes."""
@@ -79,8 +76,6 @@ class ServingRanks(RankProcesses):
     ) -> None:
         super().__init__(__name__, count, threads, deadline_s, on_lost, devices)
         self._exchange: Exchange | DeviceExchange | None = None
-        self._meeting: tempfile.TemporaryDirectory[str] | None = None
-        """Folder in which ranks on devices with memory of their own meet; it stays until they end."""
 
     def divide(self, shard: DividedShard, **options: Any) -> LeadingStage:
         """Return the first rank's part of a shard; the other ranks get the other parts, which replace earlier ones.
@@ -124,7 +119,7 @@ class ServingRanks(RankProcesses):
     def drop(self) -> None:
         """Make all other ranks free their parts."""
         if self.process_ids:
-            with self.computing():
+            with self.computing(on_device=False):
                 self._say(_DROP)
 
     def wait(self, limit_s: float | None = START_S) -> None:
@@ -157,22 +152,12 @@ class ServingRanks(RankProcesses):
     def _started(self) -> Exchange | DeviceExchange:
         """Start the other ranks, if they are not started yet, and return all ranks."""
         if self._exchange is None or not self.process_ids:
-            self._exchange = self._join_devices() if self.devices.has_own_memory else self._share_memory()
+            if self.devices.has_own_memory:
+                self.meet()
+                self._exchange = DeviceExchange(0, self.count)
+            else:
+                self._exchange = self._share_memory()
         return self._exchange
-
-    def _join_devices(self) -> DeviceExchange:
-        """Start ranks that sum tensors in the memory of their devices."""
-        self._meeting = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
-        folder = self._meeting.name
-        with self.computing():
-            for rank in range(1, self.count):
-                self.launch(rank, [folder])
-            self.wait()
-            self.watch()  # from here, because joining blocks if a rank ends meanwhile
-            join_process_group(self.devices.kind, 0, self.count, Path(folder), self.deadline_s)
-            self._exchange = exchange = DeviceExchange(0, self.count)
-            self.wait()
-        return exchange
 
     def _share_memory(self) -> Exchange:
         """Start ranks that sum tensors through main memory."""
@@ -199,11 +184,8 @@ class ServingRanks(RankProcesses):
         """End the other ranks."""
         super().close()
         exchange, self._exchange = self._exchange, None
-        meeting, self._meeting = self._meeting, None
-        if exchange is not None:
+        if isinstance(exchange, Exchange):
             exchange.close()
-        if meeting is not None:
-            meeting.cleanup()
 
 
 def _packed(step: EngineStep) -> list[Any]:
@@ -270,8 +252,7 @@ def _joined(place: RankPlace, meeting: Sequence[str]) -> RankGroup:
             sockets between ranks and of the memory for their exchange.
     """
     if len(meeting) == 1:
-        join_process_group(place.kind, place.rank, place.ranks, Path(meeting[0]), place.deadline_s)
-        place.answer()
+        place.meet(meeting[0])
         return DeviceExchange(place.rank, place.ranks)
     *ends, memory = map(int, meeting)
     peers = [socket.socket(fileno=end) for end in ends]

@@ -20,7 +20,7 @@ from share_compute.models.boundary import Expected
 from share_compute.models.devices import operations
 from share_compute.models.numbers import is_finite
 from share_compute_actors.group.allocator import as_reported
-from share_compute_actors.group.compute_thread import ComputeThread, run_order
+from share_compute_actors.group.compute_thread import ComputeThread
 from share_compute_actors.inference.messages import Row, ToServer, Trouble
 from share_compute_actors.transport.envelope import WireLabel
 
@@ -38,10 +38,11 @@ class StepEngine(ComputeThread):
 
     Args:
         notify: sends a message to the server; called on the compute thread.
+        on_failure: as in `ComputeThread`.
     """
 
-    def __init__(self, notify: NotifyServer) -> None:
-        super().__init__()
+    def __init__(self, notify: NotifyServer, on_failure: Callable[[BaseException], None]) -> None:
+        super().__init__(on_failure)
         self._notify = notify
         self.stage: EngineStage | None = None
         self.keeps_plain = False
@@ -117,7 +118,7 @@ class StepEngine(ComputeThread):
                     order = self._next_order()
                     step = self._steps.popleft() if order is None and self._steps else None
                 if order is not None:
-                    run_order(order)
+                    self._run_order(order)
                 elif step is not None:
                     self._execute(step)
                 elif self.channel is not None:
@@ -129,6 +130,7 @@ class StepEngine(ComputeThread):
         try:
             self._compute(step)
         except Exception as failure:  # noqa: BLE001 - the report goes to the server, which decides
+            self._on_failure(failure)
             self.is_computing = False
             self._row = None  # later steps of this epoch depend on this one, so `_execute` drops them
             self._notify(Trouble(step.epoch, as_reported(failure), step.id))

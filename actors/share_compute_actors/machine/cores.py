@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -36,6 +37,14 @@ def restrict_thread(cores: Sequence[int]) -> None:
     """Restrict the calling thread, and threads that it starts, to some logical processors; do nothing without any."""
     if cores and sys.platform == "linux":
         os.sched_setaffinity(0, cores)
+
+
+def leave_cores() -> None:
+    """Move the calling thread to the processors that it is not restricted to, if the system allows some of them."""
+    if sys.platform == "linux":
+        others = set(range(os.cpu_count() or 1)) - os.sched_getaffinity(0)
+        with suppress(OSError):  # none is left, or the control group allows none of them
+            os.sched_setaffinity(0, others)
 
 
 def on_cores(command: Sequence[str], cores: Sequence[int]) -> list[str]:

@@ -120,9 +120,10 @@ def start_head(
         "XDG_CACHE_HOME": str(settings.data_folder.resolve() / _CACHE),
     }
     with ExitStack() as stack:
-        ports = NodePorts.take(PortRange.parse(settings.port_range), _WORKERS)
+        within = PortRange.parse(settings.port_range)
+        ports = NodePorts.take(within, _WORKERS)
         stack.callback(ports.release)
-        port = _choose_port(settings, settings.data_folder / "ray-port", ports.workers)
+        port = _choose_port(settings, within, settings.data_folder / "ray-port", ports.workers)
         arguments = [
             "--head",
             f"--port={port}",
@@ -277,8 +278,8 @@ def _read(file: Path) -> str:
         return ""
 
 
-def _choose_port(settings: Settings, remembered: Path, free: Sequence[int]) -> int:
-    """Return the configured port, else the port of the last run if it is free, else another free port.
+def _choose_port(settings: Settings, within: PortRange, remembered: Path, free: Sequence[int]) -> int:
+    """Return the configured port, else the port of the last run if it is free and in the range, else a free port.
 
     Contributors' nodes automatically reconnect to the port of the last run.
 
@@ -293,7 +294,7 @@ def _choose_port(settings: Settings, remembered: Path, free: Sequence[int]) -> i
             )
         return settings.ray_port
     last = _read(remembered)
-    if last.isdecimal() and 0 < int(last) < 2**16 and _is_free(int(last)):
+    if last.isdecimal() and within.first <= int(last) <= within.last and _is_free(int(last)):
         return int(last)
     write_private(remembered, str(free[-1]))
     return free[-1]

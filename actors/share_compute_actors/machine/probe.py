@@ -27,6 +27,7 @@ from share_compute.device_kinds import KINDS, DeviceKind
 from share_compute.models.devices import OPERATIONS, DeviceOperations, operations
 from share_compute.quantities import bytes_text
 from share_compute.topology import Device
+from share_compute_actors.machine.cores import leave_cores
 from share_compute_actors.machine.device import join_process_group
 
 _MEASURABLE_S = 0.03
@@ -117,12 +118,14 @@ def _busy(processors: int) -> Iterator[None]:
 def _fork_busy() -> int:
     """Fork a process that multiplies matrices until this process ends; return the new process's pid.
 
-    The fork is safe because torch has not started threads yet.
+    If this process is restricted to the processors of one contributor, the new process uses others, as the other
+    contributors do. The fork is safe because torch has not started threads yet.
     """
     parent = os.getpid()
     child = os.fork()
     if child:
         return child
+    leave_cores()
     torch.set_num_threads(1)
     factor = torch.rand(_BUSY_MATRIX, _BUSY_MATRIX)
     while os.getppid() == parent:
@@ -163,14 +166,26 @@ def with_peers(device: Device, lent: Lent, folder: Path) -> Device:
     kind = OPERATIONS[lent.device]
     join_process_group(lent.device, lent.place, lent.devices, folder, _MEETING_S)
     try:
-        latency_s = _sum_s(kind, _FEW_NUMBERS)
+        few_s, many_s = _sum_s(kind, _FEW_NUMBERS), _sum_s(kind, _SUM_NUMBERS)
         return replace(
-            device,
-            peer_latency_s=latency_s,
-            peer_bytes_per_s=_SUM_NUMBERS * 4 / max(_sum_s(kind, _SUM_NUMBERS) - latency_s, 1e-9),
+            device, peer_latency_s=few_s, peer_bytes_per_s=sum_bytes_per_s(_SUM_NUMBERS * 4, few_s, many_s)
         )
     finally:
         distributed.destroy_process_group()
+
+
+def sum_bytes_per_s(num_bytes: int, few_s: float, many_s: float) -> float:
+    """Return the rate of sums with other devices, in bytes per second.
+
+    On a busy machine a sum of few numbers may take longer than one of many. So at least a tenth of the time of the
+    latter counts as transfer; otherwise, the rate would be without bound, and plans would take such sums for free.
+
+    Args:
+        num_bytes: size of the tensor of many numbers.
+        few_s: seconds of a sum of few numbers.
+        many_s: seconds of a sum of many numbers.
+    """
+    return num_bytes / max(many_s - few_s, many_s / 10)
 
 
 def _sum_s(kind: DeviceOperations, numbers: int) -> float:

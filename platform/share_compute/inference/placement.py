@@ -18,11 +18,9 @@ from share_compute.protocol.membership import Worker
 from share_compute.quantities import listed
 from share_compute.shards import Shard
 from share_compute.specification import ServeJob
-from share_compute.specification.workload import ServingWorkload, serving_workload
+from share_compute.specification.workload import STEP_TOKENS, ServingWorkload, serving_workload
 from share_compute.topology import Topology
 
-_MOST_STEP_TOKENS = 512
-"""Target number of positions that all stages together compute at one time; more would delay decoding."""
 _LEAST_STEP_TOKENS = 16
 _CHUNK_TOKENS = 128
 """Smallest chunk of a prompt, in tokens, that uses a machine efficiently."""
@@ -257,7 +255,7 @@ def _step_tokens(spec: ServeJob, stages: int) -> int:
 
     It is at most ``prompt_tokens``, but at least `_LEAST_STEP_TOKENS`: memory is planned for engine steps of this size.
     """
-    most = max(_CHUNK_TOKENS, _MOST_STEP_TOKENS // stages)
+    most = max(_CHUNK_TOKENS, STEP_TOKENS // stages)
     return min(max(spec.prompt_tokens, _LEAST_STEP_TOKENS), most)
 
 
@@ -276,7 +274,7 @@ def _limits_of_texts(window_tokens: int, stages: int, share: float = 1.0) -> Sch
 
 def _text_step_tokens(window_tokens: int) -> int:
     """Return the number of positions in an encoder's engine step; the longest text must fit into one step."""
-    return max(window_tokens, _MOST_STEP_TOKENS)
+    return max(window_tokens, STEP_TOKENS)
 
 
 def limits_before(spec: ServeJob, window_tokens: int, *, embeds: bool = False) -> SchedulerLimits:

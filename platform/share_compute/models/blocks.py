@@ -96,6 +96,9 @@ class Chain(nn.ModuleDict):
             except torch.OutOfMemoryError:  # a RuntimeError, too
                 raise
             except _MISFITS as failure:
+                # A linear layer after images lacks a flatten layer.
+                if isinstance(layer, nn.Linear) and len(shape) < 4 and shape[-1] != layer.in_features:
+                    raise self._wrong_width(index, layer, shape) from failure
                 raise UserError(
                     f"layer {self._labels[index]} does not fit its input of shape {shape}: {failure} "
                     f"({self._fields[index]})",
@@ -108,6 +111,14 @@ class Chain(nn.ModuleDict):
                     hint="use smaller kernels and strides, or larger samples",
                 )
         return hidden
+
+    def _wrong_width(self, index: str, layer: nn.Linear, shape: list[int]) -> UserError:
+        field = self._fields[index]
+        return UserError(
+            f"layer {self._labels[index]} does not fit its input of shape {shape}: it takes {layer.in_features} "
+            f"numbers ({field})",
+            hint=f"set {field}.options.in_features to {shape[-1]}",
+        )
 
 
 class Sequential(nn.Module):

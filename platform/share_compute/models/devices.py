@@ -73,6 +73,12 @@ class DeviceOperations(ABC):
     def synchronize(self) -> None:
         """Wait until the device has done all work that was enqueued on it."""
 
+    def wait(self) -> None:
+        """Wait until the device has done what the calling thread enqueued; sums of other streams may go on."""
+
+    def check(self) -> None:
+        """Raise the error of an earlier operation after which the device does not work any more, without waiting."""
+
     def compute_deterministically(self) -> None:
         """Make this process get the same bits in every run of an operation.
 
@@ -150,6 +156,12 @@ class _GpuOperations(DeviceOperations):
     def synchronize(self) -> None:
         torch.get_device_module(self.kind).synchronize()
 
+    def wait(self) -> None:
+        self.synchronize()
+
+    def check(self) -> None:
+        self.synchronize()
+
     def seconds(self, start: Any, stop: Any) -> float:
         return float(start.elapsed_time(stop)) / 1000  # from milliseconds
 
@@ -170,6 +182,14 @@ class CudaOperations(_GpuOperations):
     def current(self) -> torch.device:
         """Return the device with its index."""
         return torch.device(self.kind, torch.cuda.current_device())
+
+    def wait(self) -> None:
+        """Wait for the current stream of the calling thread."""
+        torch.cuda.current_stream().synchronize()
+
+    def check(self) -> None:
+        """Ask for the state of the current stream, which tells errors that last."""
+        torch.cuda.current_stream().query()
 
     def name(self) -> str:
         """Return the name of the card."""

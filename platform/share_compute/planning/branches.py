@@ -332,7 +332,8 @@ class _Island:
         self._until = min(
             int(
                 MEMORY_SHARE
-                * self._topology[contributors[machine].id].memory_bytes
+                * branches
+                * contributors[machine].memory_bytes
                 / cost.member_bytes(layout, place, index)
             )
             for place, stage in enumerate(layout.stages)

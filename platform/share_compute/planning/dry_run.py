@@ -152,7 +152,7 @@ def lay_out(
         return PlanTimeline(problem=problem)
     if isinstance(spec.training.synchronization, AutoSpec) and not plan.branches:
         spec = with_choice(spec, PolicyChoice(every=None))
-    usable = with_nominal_speeds(topology.with_ranks(spec.parallelism.tensor))
+    usable = with_nominal_speeds(topology.with_ranks(spec.parallelism.tensor, is_training=True))
     known = holding(timings, usable, spec.training.batch_size // plan.microbatches)
     work = workload(spec.with_boundaries(plan.boundaries), plan.microbatches)
     cost = TrainingCost(profile, usable, complete(usable), work, known)

@@ -188,7 +188,7 @@ def search_problems(
         raise UserError("the model has no parameters to train", hint="add a layer that has some, e.g. linear")
     _require_boundaries(spec, len(profile.layers))
     measured = any(map(is_measured, topology.contributors))
-    usable = with_nominal_speeds(topology.with_ranks(spec.parallelism.tensor))
+    usable = with_nominal_speeds(topology.with_ranks(spec.parallelism.tensor, is_training=True))
     network = complete(usable)
     return [
         SearchProblem(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
@@ -67,8 +67,31 @@ def _moved(local: Tensor, source: str, target: str, mesh: DeviceMesh) -> Tensor:
         return local.view_as(local)
     if target == PARTIAL:
         return _as_summand(local, source, mesh)
+    if source == PARTIAL and mesh.size() > 2 and distributed.get_backend(mesh.get_group()) == "nccl":
+        # NCCL adds in an order that depends on the wiring of the machine. Two numbers have the same sum in any order.
+        local, source = sum_in_order(local, mesh), REPLICATE
+        if source == target:
+            return local
     value = DTensor.from_local(local.contiguous(), mesh, [placement_of(source)], run_check=False)
     return value.redistribute(mesh, [placement_of(target)]).to_local()
+
+
+def sum_in_order(local: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return the sum of the tensors of all devices, added in float32 in the order of the devices.
+
+    Each device sums one part of the tensors, so that as much is sent as in a ring (reduce-scatter and all-gather).
+    """
+    count, group = mesh.size(), mesh.get_group()
+    flat = local.reshape(-1)
+    flat = torch.nn.functional.pad(flat, (0, -flat.numel() % count))
+    parts = torch.empty_like(flat)
+    distributed.all_to_all_single(parts, flat, group=group)
+    total, *others = parts.float().view(count, -1).unbind()
+    for part in others:
+        total = total + part
+    whole = torch.empty_like(flat)
+    distributed.all_gather(list(whole.view(count, -1).unbind()), total.to(flat.dtype), group=group)
+    return whole[: local.numel()].view(local.shape)
 
 
 def _as_summand(local: Tensor, source: str, mesh: DeviceMesh) -> Tensor:

@@ -1,8 +1,7 @@
 """A stage whose layers several ranks compute together, led by the first rank.
 
 The first rank runs the model's own code, with the layers replaced. The other ranks follow its commands: each runs its
-part of a layer forward, and later backward. All ranks map the same memory, which holds the parameters of these layers
-and their gradients. So neither updates by the first rank nor gradients need a transfer.
+part of a layer forward, and later backward. `share_compute.sharding.rank_memory` has their parameters and gradients.
 """
 
 from __future__ import annotations
@@ -18,21 +17,24 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from share_compute.errors import UserError
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.boundary import boundary_shape
+from share_compute.models.devices import computing_in
 from share_compute.models.stage import Stage
 from share_compute.planning.operators.plan import LayerOperators
 from share_compute.sharding.execution import ShardedLayer
 from share_compute.sharding.layer_plans import Call, empty_copy, planned, undivided
+from share_compute.sharding.outdated import Outdated
+from share_compute.sharding.rank_memory import RankMemory
 from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
 
-_Kind = Literal["forward", "backward", "discard"]
+_Kind = Literal["forward", "backward", "discard", "refresh"]
 _KINDS: tuple[_Kind, ...] = get_args(_Kind)
-_FIELDS = Struct("<BIQ???")
+_FIELDS = Struct("<BIQ???B")
+_DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 
 class Command(NamedTuple):
@@ -42,13 +44,15 @@ class Command(NamedTuple):
     layer: int = 0
     """Index of the layer in the whole model."""
     cell: int = 0
-    """Number of a forward pass of a layer; 0 if no backward pass follows."""
+    """Number of a forward pass of a layer; 0 if no backward pass follows. For a refresh, the value of `Outdated`."""
     is_known: bool = False
     """Whether the tensor is the result of the previous command of this kind, which each rank has."""
     needs_gradient: bool = False
     """Whether the input of the forward pass needs a gradient."""
     trains: bool = False
     """Whether the layer is in its training mode."""
+    number_type: int = 0
+    """Index of the tensor's dtype among float32, bfloat16 and float16."""
 
     def pack(self) -> bytes:
         """Return the command as ``SIZE`` bytes."""
@@ -71,9 +75,6 @@ class Followers(Protocol):
     def send(self, command: Command) -> None:
         """Give all other ranks a command."""
 
-    def wait(self) -> None:
-        """Wait until all other ranks have carried out the last command."""
-
     def together(self) -> AbstractContextManager[None]:
         """Return a context in which all ranks compute; it translates their failures."""
 
@@ -86,70 +87,44 @@ class DividedLayer:
         sharded: the layer's graph and plan, with parameters on the meta device.
         call: arguments of the calls that are divided.
         leaving: output of such a call, on the meta device.
-        recomputes: whether the backward pass computes the forward pass again.
+        blueprint: the model, with the precision, and whether the backward pass computes the forward pass again.
     """
 
     def __init__(
-        self, layer: nn.Module, sharded: ShardedLayer, call: Call, leaving: Tensor, *, recomputes: bool
+        self, layer: nn.Module, sharded: ShardedLayer, call: Call, leaving: Tensor, blueprint: Blueprint
     ) -> None:
         self.layer = layer
         self.leaving = leaving
         (self.entering, *self._arguments), self._options = call
         self._fixed, self._tensors = _leaves(self._arguments, self._options)
-        self._sharded = sharded
-        self._recomputes = recomputes
+        self.sharded = sharded
+        self._precision = blueprint.precision
+        self.recomputes = blueprint.activation_checkpointing
+        """Whether the backward pass reads the parameters, because it computes the forward pass again."""
         self._open: dict[int, tuple[Tensor, Tensor | None]] = {}
         """Input and output of this rank's autograd graph, by cell; the output is None if it is recomputed."""
         self.parameters = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         """Trained parameters of the whole layer."""
-        self._trained: list[nn.Parameter] = []
-        """The same parameters as this rank has them."""
-        self.gradients: list[Tensor] = []
-        """Gradients of all of them in shared memory, which the next `backward` overwrites."""
+        self.memory: RankMemory | None = None
+        """Memory with the parameters; None until it is placed."""
 
     @property
-    def numbers(self) -> int:
-        """Size of the shared memory that the layer needs, in float32 numbers."""
-        parameters = list(self.layer.parameters())
-        return sum(each.numel() * (2 if each.requires_grad else 1) for each in parameters)
+    def placed(self) -> RankMemory:
+        """The memory with the parameters."""
+        assert self.memory is not None
+        return self.memory
 
-    def place(self, memory: Tensor) -> None:
-        """Move the parameters into shared memory, with the values of the first rank.
+    def take_arguments(self, taken: Callable[[Tensor], Tensor]) -> None:
+        """Replace the tensors among the arguments of calls, other than the hidden states.
 
         Args:
-            memory: ``[numbers]``.
+            taken: returns the tensor to use in place of one.
         """
-        names: dict[nn.Parameter, list[str]] = {}
-        for name, parameter in self.layer.named_parameters(remove_duplicate=False):
-            names.setdefault(parameter, []).append(name)
-        taken = 0
-
-        def take(like: Tensor) -> Tensor:
-            nonlocal taken
-            taken += like.numel()
-            return memory[taken - like.numel() : taken].view(like.shape)
-
-        for parameter, own in names.items():
-            shared = take(parameter)
-            cut = self._sharded.layer.get_parameter(own[0])
-            assert isinstance(cut, DTensor)
-            mesh, placements = cut.device_mesh, cut.placements
-            if mesh.get_local_rank() == 0:
-                shared.copy_(parameter.detach())
-            parameter.data = shared
-            local = _part(parameter.detach(), placements[0], mesh)
-            placed = nn.Parameter(
-                DTensor.from_local(
-                    local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-                ),
-                requires_grad=parameter.requires_grad,
-            )
-            for name in own:
-                path, _, leaf = name.rpartition(".")
-                setattr(self._sharded.layer.get_submodule(path), leaf, placed)
-            if parameter.requires_grad:
-                self._trained.append(placed)
-                self.gradients.append(take(parameter))
+        moved = tree_map(
+            lambda leaf: taken(leaf) if isinstance(leaf, Tensor) else leaf, (self._arguments, self._options)
+        )
+        self._arguments, self._options = moved
+        self._fixed, self._tensors = _leaves(self._arguments, self._options)
 
     def fits(self, hidden: Tensor, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
         """Return whether a call has the arguments that the layer was divided for; hidden states may differ."""
@@ -160,39 +135,30 @@ class DividedLayer:
 
     def forward(self, command: Command, hidden: Tensor) -> Tensor:
         """Return the whole output for a whole input, and keep the tensors that the backward pass needs."""
-        self._sharded.train(command.trains)
+        self.sharded.train(command.trains)
         leaf = hidden.detach().requires_grad_(command.needs_gradient)
-        with torch.set_grad_enabled(bool(command.cell) and not self._recomputes):
+        with torch.set_grad_enabled(bool(command.cell) and not self.recomputes):
             output = self._computed(leaf)
         if command.cell:
-            self._open[command.cell] = leaf, None if self._recomputes else output
+            self._open[command.cell] = leaf, None if self.recomputes else output
         return output.detach()
 
     def _computed(self, hidden: Tensor) -> Tensor:
-        output: Tensor = self._sharded(hidden, *self._arguments, **self._options)
+        with computing_in(self._precision, hidden.device):
+            output: Tensor = self.sharded(hidden, *self._arguments, **self._options)
         return output
 
-    def backward(self, cell: int, gradient: Tensor) -> Tensor | None:
-        """Write this rank's part of the parameters' gradients; return the gradient of the input, if it is needed."""
+    def backward(self, cell: int, gradient: Tensor) -> list[Tensor | None]:
+        """Return the gradient of the input, if it is needed, and those of the parameters; see `RankMemory.collect`."""
         leaf, output = self._open.pop(cell)
         if output is None:
             with torch.enable_grad():
                 output = self._computed(leaf)
-        inputs = [*([leaf] if leaf.requires_grad else []), *self._trained]
+        trained = self.placed.trained
+        inputs = [*([leaf] if leaf.requires_grad else []), *trained]
         found = list(torch.autograd.grad(output, inputs, gradient, allow_unused=True))
         reached = found.pop(0) if leaf.requires_grad else None
-        for cut, own, whole in zip(self._trained, found, self.gradients, strict=True):
-            assert isinstance(cut, DTensor)
-            (placement,), mesh = cut.placements, cut.device_mesh
-            if isinstance(placement, Replicate) and mesh.get_local_rank() > 0:
-                continue  # the first rank has it, too
-            part = _part(whole, placement, mesh)
-            if own is None:
-                part.zero_()
-            else:
-                assert isinstance(own, DTensor)
-                part.copy_(own.to_local())
-        return reached
+        return [reached, *self.placed.collect(found)]
 
     def discard(self, cell: int) -> None:
         """Drop the tensors kept for a backward pass that will not run."""
@@ -204,13 +170,6 @@ def _leaves(arguments: Sequence[Any], options: Mapping[str, Any]) -> tuple[list[
     leaves, structure = tree_flatten((list(arguments), dict(options)))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return [*(None if isinstance(leaf, Tensor) else leaf for leaf in leaves), structure], tensors
-
-
-def _part(whole: Tensor, placement: Any, mesh: DeviceMesh) -> Tensor:
-    """Return this rank's part of a tensor, as a view."""
-    if isinstance(placement, Shard):
-        return whole.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()]
-    return whole
 
 
 class _Recipe(NamedTuple):
@@ -225,8 +184,8 @@ class _Recipe(NamedTuple):
 class DividedStage:
     """The layers of a stage, divided between the ranks of a mesh.
 
-    All ranks make this object with equal arguments. Then they call `place`. The first rank calls `lead`, and the others
-    call `follow` for each command.
+    All ranks make this object with equal arguments. Then they call `keep_parts`. The first rank calls `lead`, and the
+    others call `follow` for each command.
 
     Args:
         stage: the stage. Ranks other than the first later use only its layers.
@@ -237,8 +196,7 @@ class DividedStage:
         operators: how operators are divided.
 
     Raises:
-        UserError: no layer of the stage with parameters can be divided, the precision is not float32, or a given
-            strategy is not legal.
+        UserError: no layer of the stage with parameters can be divided, or a given strategy is not legal.
     """
 
     def __init__(
@@ -250,11 +208,6 @@ class DividedStage:
         mesh: DeviceMesh,
         operators: OperatorsSpec = NO_STRATEGIES,
     ) -> None:
-        if blueprint.precision != "float32":
-            raise UserError(
-                f"parallelism.tensor: ranks compute in float32, not in {blueprint.precision}",
-                hint="set training.precision to float32",
-            )
         self._mesh = mesh
         self._layers: dict[int, DividedLayer] = {}
         self.plans: dict[int, LayerOperators] = {}
@@ -277,9 +230,7 @@ class DividedStage:
                 continue
             self.plans[place] = recipe.plan
             sharded = recipe.sharded if first == place else recipe.sharded.alike(empty_copy(layer))
-            self._layers[place] = DividedLayer(
-                layer, sharded, call, recipe.leaving, recomputes=blueprint.activation_checkpointing
-            )
+            self._layers[place] = DividedLayer(layer, sharded, call, recipe.leaving, blueprint)
         self._require_some(stage)
         self._known: dict[str, tuple[Tensor, int]] = {}
         """Last result of each kind of command, and its version."""
@@ -290,20 +241,29 @@ class DividedStage:
             if not self._layers and any(True for _ in layer.parameters()):
                 raise undivided(stage.shard, self._mesh.size(), place, self.whole[place])
 
-    @property
-    def numbers(self) -> int:
-        """Size of the shared memory, in float32 numbers."""
-        return sum(layer.numbers for layer in self._layers.values())
+    def keep_parts(self) -> None:
+        """Keep this rank's parts of the parameters on its own device; all ranks call this together.
 
-    def place(self, memory: Tensor) -> None:
-        """Move the parameters of the divided layers into shared memory, with the values of the first rank.
-
-        Args:
-            memory: ``[numbers]``, mapped by all ranks.
+        The arguments of layers, such as position embeddings, become those of the first rank.
         """
-        for layer in self._layers.values():
-            layer.place(memory[: layer.numbers])
-            memory = memory[layer.numbers :]
+        moved: dict[int, tuple[Tensor, Tensor]] = {}  # with the original, whose id thus stays in use
+        group, device = self._mesh.get_group(), torch.device(self._mesh.device_type)
+
+        def taken(tensor: Tensor) -> Tensor:
+            if id(tensor) not in moved:
+                own = tensor.detach().to(device).contiguous()
+                distributed.broadcast(own, 0, group=group)
+                moved[id(tensor)] = tensor, own
+            return moved[id(tensor)][1]
+
+        for each in self._layers.values():
+            each.take_arguments(taken)
+            each.memory = RankMemory(each.layer, each.sharded)
+
+    def outdate(self, what: Outdated) -> None:
+        """Note on the first rank that it may have changed parameters since the last cell."""
+        for each in self._layers.values():
+            each.placed.outdate(what)
 
     @property
     def words(self) -> str:
@@ -331,6 +291,7 @@ class DividedStage:
         layer = self._layers[place]
         if not layer.fits(hidden, arguments, options):
             return alone(hidden, *arguments, **options)
+        self._refresh(followers, place)
         keeps = torch.is_grad_enabled() and (hidden.requires_grad or bool(layer.parameters))
         self._cells += keeps
         command = Command(
@@ -344,18 +305,25 @@ class DividedStage:
             return _Cell.apply(self, followers, command, hidden, *layer.parameters)  # type: ignore[no-untyped-call]
         return self.forward(followers, command, hidden)
 
+    def _refresh(self, followers: Followers, place: int) -> None:
+        memory = self._layers[place].placed
+        what = memory.outdated
+        if what is not Outdated.none:
+            followers.send(Command("refresh", place, what))
+            with followers.together():
+                memory.refresh(what)
+
     def forward(self, followers: Followers, command: Command, hidden: Tensor) -> Tensor:
         """Return the whole output of a layer, which all ranks compute."""
         output: Tensor = self._together(followers, command, hidden, self._forward)
-        if not command.cell:
-            followers.wait()  # until no rank reads the parameters
         return output
 
     def backward(self, followers: Followers, command: Command, gradient: Tensor) -> list[Tensor | None]:
         """Return the gradient of a layer's input, if it is needed, and the gradients of its parameters."""
-        reached = self._together(followers, command, gradient, self._backward)
-        followers.wait()  # wait until each rank has written its parts of the gradients
-        return [reached, *self._layers[command.layer].gradients]
+        if self._layers[command.layer].recomputes:
+            self._refresh(followers, command.layer)
+        found: list[Tensor | None] = self._together(followers, command, gradient, self._backward)
+        return found
 
     def _together(
         self, followers: Followers, command: Command, given: Tensor, run: Callable[[Command, Tensor], Any]
@@ -363,14 +331,14 @@ class DividedStage:
         known = self._known.get(command.kind)
         is_known = known is not None and (
             known[0].data_ptr() == given.data_ptr()
-            and known[0].shape == given.shape
+            and (known[0].shape, known[0].dtype) == (given.shape, given.dtype)
             and known[1] == given._version  # noqa: SLF001 - no public name
         )
         while self._discarded:
             place, cell = self._discarded.popleft()
             self._layers[place].discard(cell)
             followers.send(Command("discard", place, cell))
-        followers.send(command._replace(is_known=is_known))
+        followers.send(command._replace(is_known=is_known, number_type=_DTYPES.index(given.dtype)))
         with followers.together():
             if not is_known:
                 given = given.detach().contiguous()
@@ -383,30 +351,34 @@ class DividedStage:
 
     # -- all ranks ---------------------------------------------------------------------------------------------------
 
-    def follow(self, command: Command) -> bool:
-        """Carry out a command of the first rank; return whether the first rank waits for its end."""
+    def follow(self, command: Command) -> None:
+        """Carry out a command of the first rank."""
         layer = self._layers[command.layer]
         if command.kind == "discard":
             layer.discard(command.cell)
-            return False
+            return
+        if command.kind == "refresh":
+            layer.placed.refresh(Outdated(command.cell))
+            return
         if command.is_known:
             given = self._known[command.kind][0]
         else:
             like = layer.entering if command.kind == "forward" else layer.leaving
-            given = torch.empty(like.shape, dtype=like.dtype, device=self._mesh.device_type)
+            dtype = _DTYPES[command.number_type]
+            given = torch.empty(like.shape, dtype=dtype, device=self._mesh.device_type)
             distributed.broadcast(given, 0, group=self._mesh.get_group())
         (self._forward if command.kind == "forward" else self._backward)(command, given)
-        return command.kind == "backward" or not command.cell
 
     def _forward(self, command: Command, hidden: Tensor) -> Tensor:
         return self._keep("forward", self._layers[command.layer].forward(command, hidden))
 
-    def _backward(self, command: Command, gradient: Tensor) -> Tensor | None:
-        reached = self._layers[command.layer].backward(command.cell, gradient)
-        return None if reached is None else self._keep("backward", reached)
+    def _backward(self, command: Command, gradient: Tensor) -> list[Tensor | None]:
+        reached, *gradients = self._layers[command.layer].backward(command.cell, gradient)
+        return [None if reached is None else self._keep("backward", reached), *gradients]
 
     def _keep(self, kind: str, tensor: Tensor) -> Tensor:
-        self._known[kind] = tensor, tensor._version  # noqa: SLF001 - no public name
+        # Autograd makes the tensor refer to this stage; the detached one has the same memory and version.
+        self._known[kind] = tensor.detach(), tensor._version  # noqa: SLF001 - no public name
         return tensor
 
 
@@ -453,12 +425,17 @@ def _recorded_calls(stage: Stage, sample: Tensor) -> dict[int, Call]:
             hook = layer.register_forward_pre_hook(partial(note, place), with_kwargs=True)
             hooks.callback(hook.remove)
         stage.prepare_cell(0, 0, 0)
-        stage.forward(sample)
+        stage.compute(sample)  # layers are traced in float32
     return calls
 
 
 def _sample(stage: Stage, blueprint: Blueprint, batch: int, length: int) -> Tensor:
     """Return an input of the stage for a microbatch, of zeros."""
+    device = next(stage.module.parameters(), torch.empty(0)).device
+    return _blank_sample(stage, blueprint, batch, length).to(device)
+
+
+def _blank_sample(stage: Stage, blueprint: Blueprint, batch: int, length: int) -> Tensor:
     shard, objective = stage.shard, blueprint.objective
     if not shard.is_first:
         shape = boundary_shape(blueprint, shard.start, batch, length)

@@ -54,7 +54,7 @@ class TrainingWorkload:
     slices: int = 1
     """Number of slices of each sequence, which the members of a stage compute; 1 for whole sequences."""
     ranks: int = 1
-    """Number of processes of each member; several share a buffer for the gradients of a microbatch."""
+    """Number of processes of each member; several each have parts of the parameters."""
 
     @property
     def state_tensors(self) -> int:
@@ -70,6 +70,10 @@ class TrainingWorkload:
     def microbatch_size(self) -> float:
         """Samples in one microbatch. For a slice, the fraction of samples with as many tokens."""
         return self.batch_size / self.microbatches
+
+
+STEP_TOKENS = 512
+"""Most positions of a decoder that all stages together compute at one time; more would delay decoding."""
 
 
 @dataclass(frozen=True, slots=True)

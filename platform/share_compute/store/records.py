@@ -169,11 +169,6 @@ class ContributorRecord(PresenceRecord):
         return self.machine().most_ranks
 
     @property
-    def most_training_ranks(self) -> int:
-        """Return the largest number of processes that can compute the layers of a training member together."""
-        return self.machine().most_training_ranks
-
-    @property
     def lent_devices(self) -> int:
         """Return the number of devices that the machine's owner lends together."""
         return int(self.limits.get("devices") or 1)

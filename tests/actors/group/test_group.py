@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from share_compute_actors.group.backoff import Backoff
-from share_compute_actors.group.compute_thread import ComputeThread, run_order
+from share_compute_actors.group.compute_thread import ComputeThread
 from share_compute_actors.group.event_feed import EventFeed
 
 
@@ -96,7 +96,8 @@ class Idle(ComputeThread):
     """A compute thread that only runs submitted functions."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.failures: list[BaseException] = []
+        super().__init__(self.failures.append)
         self._start()
 
     def _loop(self) -> None:
@@ -105,7 +106,7 @@ class Idle(ComputeThread):
                 self._news.wait_for(lambda: self._orders)
                 order = self._next_order()
             if order is not None:
-                run_order(order)
+                self._run_order(order)
 
 
 def test_orders_run_on_the_compute_thread_and_their_errors_come_back() -> None:
@@ -113,4 +114,5 @@ def test_orders_run_on_the_compute_thread_and_their_errors_come_back() -> None:
     assert thread.order(lambda: threading.current_thread().name) == "compute"
     with pytest.raises(ZeroDivisionError):
         thread.order(lambda: 1 / 0)
+    assert [type(each) for each in thread.failures] == [ZeroDivisionError]
     assert thread.order(lambda: 7) == 7

@@ -80,6 +80,21 @@ def test_a_lack_of_memory_is_not_reported_while_the_member_waits_for_an_answer()
         assert not lost
 
 
+@pytest.mark.xdist_group("ranks")
+def test_a_rank_that_stops_without_an_error_is_reported_before_the_deadline() -> None:
+    """On GPUs, NCCL would end the member's process at the deadline, without a report."""
+    lost: queue.SimpleQueue[ShareComputeError] = queue.SimpleQueue()
+    with closing(RankProcesses(HUNGRY, 2, 2, 1, lost.put)) as ranks:
+        ranks.launch(1, ["none"])
+        ranks.wait(60)
+        ranks.watch()
+        with ranks.computing():
+            ranks.tell(b"?")
+            found = lost.get(timeout=60)
+    assert isinstance(found, ContributorLost)
+    assert found.message.startswith("the ranks have computed for 0.9 s: a rank, or its device, has stopped")
+
+
 @pytest.mark.parametrize(
     "take", [lambda: torch.empty(1 << 60, dtype=torch.uint8), lambda: bytearray(1 << 60)]
 )

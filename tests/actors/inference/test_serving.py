@@ -21,6 +21,7 @@ import torch
 from ray.exceptions import RayActorError
 from tests import programs
 from tests.platform.inference.runtime.stages import CPU, Serving, opening
+from tests.ray_nodes import title
 
 from share_compute.errors import TooLong
 from share_compute.inference.runtime.stage import ServingStage
@@ -57,11 +58,16 @@ DRAWN: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("model"), "llama")
+
+
+def saved(folder: Path, model_type: str, **options: Any) -> Path:
+    """Write a model with random weights, and return the folder."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        "llama",
+        model_type,
         vocab_size=256,
         hidden_size=64,
         intermediate_size=128,
@@ -69,8 +75,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=WINDOW,
+        **options,
     )
-    folder = tmp_path_factory.mktemp("model")
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return folder
 
@@ -351,18 +357,20 @@ def test_a_deployment_with_compiled_code_goes_on_with_the_same_tokens_after_a_lo
 
 
 def test_a_deployment_with_ranks_goes_on_after_the_loss_of_one(
-    serve: Callable[..., Served], topology: Topology, expected: Callable[[list[int], int], list[int]]
+    serve: Callable[..., Served], topology: Topology, tmp_path: Path
 ) -> None:
-    """Each rank has a device of its own."""
+    """Each rank has a device of its own, and a part of each expert of a mixture."""
+    folder = saved(tmp_path, "mixtral", num_local_experts=4, num_experts_per_tok=2)
+    expected = generator(folder, CPU)
     machines = tuple(
         replace(machine, cpu_threads=2, devices=machine.devices * 2, ranks=2)
         for machine in topology.contributors
     )
-    served = serve({"parallelism": {"stages": 2, "tensor": 2}}, topology=Topology(machines))
+    served = serve({"parallelism": {"stages": 2, "tensor": 2}}, folder=folder, topology=Topology(machines))
     first = served.submit(0, PROMPTS, 120)
     served.pull_until(lambda: served.has(0, 20))
     member = served.wait_for_stages(2).stages[1].process_id
-    (rank,) = (child for child in psutil.Process(member).children() if "ranks" in " ".join(child.cmdline()))
+    (rank,) = (child for child in psutil.Process(member).children() if "ranks" in title(child))
     rank.send_signal(signal.SIGKILL)
     served.pull_until(lambda: served.have_ended(first))
     for sequence, prompt in zip(first, PROMPTS, strict=True):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import psutil
@@ -22,6 +22,7 @@ from tests.platform.inference.runtime.stages import (
     LAYERS,
     Serving,
     fill,
+    generated,
     model_of,
     opening,
     prompt_of,
@@ -91,13 +92,18 @@ def require_same(found: Any, expected: Any) -> None:
 
 @pytest.mark.slow
 @together
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gemma2", "gpt_neox"])
+@pytest.mark.parametrize(
+    "model_type", ["llama", "qwen2", "gemma2", "gpt_neox", "mixtral", "qwen2_moe", "qwen3_moe"]
+)
 def test_ranks_draw_the_tokens_of_one_process(ranks: ServingRanks, model_type: str) -> None:
     if small_config(model_type).get("num_key_value_heads", 4) % ranks.count:
         with pytest.raises(UserError, match="4 ranks cannot share 2 KV heads evenly"):
             ranks.divide(shard_of(small_config(model_type)))
         return
     expected = texts(*stages_of(model_type, [(0, LAYERS)]))
+    assert expected[0] == {
+        one: generated(model_type, tuple(prompt), TOKENS) for one, prompt in PROMPTS.items()
+    }
     stage = divided(ranks, model_type)
     fill(stage, model_of(model_type), *KEEPS_PLAIN)
     require_same(texts(stage), expected)
@@ -113,12 +119,13 @@ def test_ranks_draw_the_tokens_of_one_process(ranks: ServingRanks, model_type: s
 @together
 def test_other_types_of_weights_are_divided() -> None:
     ranks = ServingRanks(2, 2, 120)
-    for options in ({"quantizes": True}, {"dtype": "bfloat16"}):
-        dtype = torch.bfloat16 if "dtype" in options else torch.float32
+    options: list[dict[str, Any]] = [{"quantizes": True}, {"dtype": "bfloat16"}]
+    for model_type, other in product(["llama", "mixtral", "qwen2_moe", "qwen3_moe"], options):
+        config, dtype = small_config(model_type), getattr(torch, other.get("dtype", "float32"))
         alone = ServingStage(
-            small_config("llama"), Shard("m", 0, LAYERS, LAYERS), CPU, dtype, quantizes="quantizes" in options
+            config, Shard("m", 0, LAYERS, LAYERS), CPU, dtype, quantizes="quantizes" in other
         )
-        stage = ranks.divide(shard_of(small_config("llama"), **options))
+        stage = ranks.divide(shard_of(config, **other))
         source = torch.Generator().manual_seed(2)
         for name, tensor in alone.tensors().items():
             if tensor.dtype == torch.int8:
@@ -153,7 +160,7 @@ def test_a_lost_rank_ends_the_member() -> None:
     stage_again = Serving([stage])
     with pytest.raises(ContributorLost, match="rank 1 was ended by signal 9"):
         stage_again.run({opening(9, PROMPTS[0]): [len(PROMPTS[0])]}, 1)
-    assert [each.details for each in lost] == [{"rank": True}]
+    assert [each.details for each in lost] == [{"ends_member": True}]
     ranks.divide(shard_of(small_config("llama")))  # new processes
     assert ranks.process_ids
     ranks.close()
@@ -199,7 +206,8 @@ def test_the_end_of_a_rank_is_reported_while_no_rank_is_needed() -> None:
 @together
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two CUDA devices here")
 @pytest.mark.parametrize(
-    ("model_type", "options"), [("llama", {}), ("llama", {"dtype": "bfloat16"}), ("gpt_neox", {})]
+    ("model_type", "options"),
+    [("llama", {}), ("llama", {"dtype": "bfloat16"}), ("gpt_neox", {}), ("mixtral", {})],
 )
 def test_ranks_serve_on_gpus_of_their_own(model_type: str, options: dict[str, Any]) -> None:
     dtype = getattr(torch, options.get("dtype", "float32"))

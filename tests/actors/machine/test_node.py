@@ -77,6 +77,9 @@ def test_a_head_keeps_its_port_and_token_and_leaves_nothing(
     assert len(second.place.token) == 64
     assert second.node.node_id != first.node.node_id
     assert (tmp_path / "ray-token").stat().st_mode & 0o077 == 0
+    rosters[0].stop(second.node.child)
+    moved = start_head(Settings(data_folder=tmp_path, port_range="34000-34499"), rosters[0], "127.0.0.1")
+    assert 34000 <= int(moved.ray_address.rpartition(":")[2]) <= 34499
 
 
 @pytest.mark.slow

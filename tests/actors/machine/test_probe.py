@@ -24,6 +24,7 @@ from share_compute.models.profiles.profiling import OperationCounter
 from share_compute.program import command_of
 from share_compute.topology import Device, Link, absurdities
 from share_compute_actors.machine import contributor, probe, reach
+from share_compute_actors.machine.cores import leave_cores, restrict_thread
 from share_compute_actors.machine.preflight import find_gpus
 from share_compute_actors.machine.probe_links import measure_link
 from share_compute_actors.machine.reach import Place
@@ -51,6 +52,23 @@ def test_the_processor_is_measured():
     assert 1e-7 < device.overhead_s < 1e-3
 
 
+@pytest.mark.skipif(len(psutil.Process().cpu_affinity()) < 2, reason="needs two processors")
+def test_processes_that_load_other_processors_leave_those_of_the_probe():
+    own, *others = sorted(os.sched_getaffinity(0))
+
+    def places() -> list[set[int]]:
+        restrict_thread([own])
+        before = os.sched_getaffinity(0)
+        leave_cores()
+        return [before, os.sched_getaffinity(0)]
+
+    with ThreadPoolExecutor(1) as thread:
+        before, after = thread.submit(places).result()
+    assert before == {own}
+    assert own not in after
+    assert after >= set(others)
+
+
 def test_the_operations_of_the_chain_are_as_many_as_is_said():
     run, operations = probe.chain_pass(torch.device("cpu")), OperationCounter()
     with operations:
@@ -76,6 +94,13 @@ def test_devices_that_are_lent_together_measure_their_sums(tmp_path: Path):
         assert 1e-6 < device.peer_latency_s < 10
         assert 1e5 < device.peer_bytes_per_s < 1e13
         assert not list(absurdities(device))
+
+
+@pytest.mark.parametrize(
+    ("few_s", "many_s", "expected"), [(0.001, 0.005, 1e9), (0.005, 0.005, 8e9), (0.05, 0.005, 8e9)]
+)
+def test_the_rate_of_sums_is_bounded_on_a_busy_machine(few_s: float, many_s: float, expected: float):
+    assert probe.sum_bytes_per_s(4_000_000, few_s, many_s) == pytest.approx(expected)
 
 
 def test_as_many_gpus_as_are_lent_are_measured():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -35,7 +36,7 @@ def test_a_member_has_the_devices_of_its_ranks() -> None:
     assert (ada.flops_per_s(), ada.memory_bytes, ada.threads) == (50e9, 8 * GIB, 2)
     assert (pair.flops_per_s(), pair.memory_bytes, pair.threads) == (80e9, 16 * GIB, 4)
     assert pair.memory_bytes_per_s == 2 * ada.memory_bytes_per_s
-    assert (ada.most_ranks, ada.most_training_ranks) == (3, 3)
+    assert ada.most_ranks == 3
     assert pair.with_memory(GIB).memory_bytes == GIB
     assert [each.memory_bytes for each in pair.with_memory(GIB).devices] == [GIB // 2, GIB // 2, 8 * GIB]
 
@@ -91,20 +92,47 @@ def test_machines_with_too_few_devices_are_left_out_with_the_reason() -> None:
     }
 
 
-def test_a_dry_run_serves_on_gpus_that_cannot_train_together() -> None:
-    gpu = machine("ada", 500, kind="cuda", memory_bytes=8 * GIB)
-    ada, bob = replace(gpu, devices=gpu.devices * 2), together("bob", 50, 50)
-    report = dry_run(job(tensor=2), lan(ada, bob), PROFILE, serving=ServingWorkload(ranks=2))
-    assert report.plan.machines == {"bob"}
-    (idle,) = report.plan.idle
-    assert "its GPUs cannot train together" in idle.reason
-    assert report.serving is not None
-    assert report.serving.plan.machines == {"ada"}
-    alone = dry_run(job(tensor=2), lan(ada), PROFILE, serving=ServingWorkload(ranks=2))
-    assert alone.serving is not None
-    assert alone.plan == alone.serving.plan
-    with pytest.raises(PlanInfeasible, match="the job may use none of the 1 machines"):
-        dry_run(job(tensor=2), lan(ada), PROFILE)
+def gpus(memory_bytes: int, peer_bytes_per_s: float = 0.0) -> Contributor:
+    """Return a machine with two GPUs that are lent together."""
+    gpu = machine("ada", 500, kind="cuda", memory_bytes=memory_bytes)
+    return replace(gpu, devices=(replace(gpu.device, peer_bytes_per_s=peer_bytes_per_s),) * 2, cpu_threads=4)
+
+
+def test_a_member_that_trains_fits_into_the_memory_of_one_gpu() -> None:
+    """The first GPU has all parameters, gradients and the optimizer's state."""
+    both = dry_run(job(tensor=2), lan(gpus(8 * GIB)), PROFILE, serving=ServingWorkload(ranks=2))
+    (member,) = both.plan.stages[0].members
+    assert member.lent_bytes == 8 * GIB
+    assert member.reason.endswith(" of 8.0 GiB used, on 2 of its 2 devices")
+    assert both.serving is not None
+    assert both.serving.plan.stages[0].members[0].lent_bytes == 16 * GIB
+    needed = member.memory_bytes
+    together_bytes = math.ceil(needed / MEMORY_SHARE / 2)
+    with pytest.raises(PlanInfeasible, match="memory"):
+        make_plan(job(tensor=2, stages=1), lan(gpus(together_bytes)), PROFILE)
+    make_plan(job(tensor=2, stages=1), lan(gpus(2 * together_bytes)), PROFILE)
+
+
+def test_less_memory_is_that_of_each_gpu() -> None:
+    pair = replace(gpus(8 * GIB), ranks=2, is_training=True)
+    assert pair.with_memory(GIB).memory_bytes == GIB
+    assert [each.memory_bytes for each in pair.with_memory(GIB).devices] == [GIB, GIB]
+
+
+def test_gpus_exchange_parts_of_parameters_and_gradients() -> None:
+    """Parts of a CPU share them in main memory."""
+    steps_s = []
+    for kind in ("cuda", "cpu"):
+        pair = gpus(8 * GIB, peer_bytes_per_s=1e9)
+        devices = tuple(replace(each, kind=kind) for each in pair.devices)
+        plan = make_plan(job(tensor=2, stages=1), lan(replace(pair, devices=devices)), PROFILE)
+        assert plan.prediction is not None
+        steps_s.append(plan.prediction.step_s)
+    trained = sum(layer.parameters - layer.frozen for layer in PROFILE.layers)
+    once_s = 4 * trained / 1e9 / 2  # half of the time of a sum
+    assert steps_s[0] - steps_s[1] == pytest.approx(
+        (4 + 1) * once_s, rel=1e-3
+    )  # 4 microbatches, and parameters
 
 
 def test_plans_of_operators_use_the_link_between_the_devices() -> None:

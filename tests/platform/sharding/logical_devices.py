@@ -34,6 +34,7 @@ from share_compute.planning.operators.plan import LayerOperators, plan_layer
 from share_compute.planning.operators.strategies import options_of
 from share_compute.planning.operators.trace import layer_graphs, trace
 from share_compute.sharding.execution import ShardedLayer, ShardedLayers
+from share_compute.sharding.layouts import sum_in_order
 
 PAGE = Path(__file__).parents[3] / "docs" / "operators.md"
 STEPS = 3
@@ -211,6 +212,21 @@ def tied_together(mesh: DeviceMesh) -> bool:
     return module[0].weight is module[1].weight and module[0].weight.placements == (Shard(0),)
 
 
+def summed_in_order(mesh: DeviceMesh) -> bool:
+    """Return whether sums have the bits of additions in float32, one device after the other."""
+    found = True
+    for dtype in (torch.float32, torch.bfloat16):
+        given = [
+            torch.randn(5, 7, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(4)
+        ]
+        total = given[0].float()
+        for each in given[1:]:
+            total = total + each.float()
+        own = given[mesh.get_local_rank()]
+        found &= torch.equal(sum_in_order(own, mesh), total.to(dtype))
+    return found
+
+
 class Masking(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x * torch.rand(x.shape[0], 1, device=x.device)
@@ -294,6 +310,7 @@ def device(rank: int, folder: str, cases: Mapping[str, Case]) -> None:
         "by_hand": by_hand(square),
         "module": of_a_module(row),
         "tied": tied_together(row),
+        "summed_in_order": summed_in_order(row),
         "refused": refused(cases, row),
     }
     found["example"] = example()

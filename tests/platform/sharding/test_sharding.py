@@ -71,6 +71,7 @@ def test_shard_gives_the_bits_of_dtensor_by_hand(found: list[dict[str, Any]]) ->
         assert each["by_hand"] == {"column": True, "row": True, "propagated": True}
         assert each["module"]
         assert each["tied"]
+        assert each["summed_in_order"]
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, distributed
 
-from share_compute_actors.machine.device import leave_process_group
-
 _NUMBERS = 1 << 20
 """Most float32 numbers that a rank writes at a time."""
 _FLOAT_BYTES = 4
@@ -113,10 +111,6 @@ class DeviceExchange:
     def __init__(self, rank: int, count: int) -> None:
         self.rank = rank
         self.count = count
-
-    def close(self) -> None:
-        """Leave the process group; the other ranks have ended, perhaps during a sum."""
-        leave_process_group()
 
     def sum(self, part: Tensor) -> Tensor:
         """Return the sum of the tensors of all ranks, computed in float32 in the order of the ranks.

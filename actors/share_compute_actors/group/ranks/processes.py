@@ -5,6 +5,7 @@ ready, or with its last words before it ends: a reason, or the memory that it ha
 
 Only `_lost_error` turns the end of a rank into an error. The thread that computes calls it when its own work fails.
 Where a sum with a rank that ended blocks this thread, as on GPUs, threads that wait for the ends of ranks call it.
+There, another thread notices a rank or a device that stops without an error.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self, cast
 
 import psutil
@@ -33,6 +35,7 @@ from share_compute.models.devices import OPERATIONS, lacking
 from share_compute.program import command_of
 from share_compute_actors.group.allocator import is_out_of_memory, out_of_memory_kills
 from share_compute_actors.machine.cores import on_cores, share_cores
+from share_compute_actors.machine.device import join_process_group, leave_process_group
 from share_compute_actors.machine.processes import tied
 
 READY = b"."
@@ -48,6 +51,8 @@ START_S = 600.0
 """Time limit for the start of the ranks, and for building a stage, in seconds."""
 _END_S = 5.0
 """Time limit for the end of a rank whose connection broke, in seconds."""
+_STANDSTILL = 0.9
+"""Fraction of the ranks' deadline after which their work counts as stopped; NCCL ends the process at the deadline."""
 _POLL_S = 0.02
 """Time between two looks at which ranks have ended, in seconds."""
 
@@ -92,7 +97,6 @@ class RankProcesses:
         deadline_s: longest wait for another rank, in seconds.
         on_lost: called with ContributorLost before it is raised because a rank was lost; the others are ended by then.
             Also called by `watch`, with OutOfMemory if a rank lacked memory.
-            Also called by `watch`.
         devices: devices of the machine. If several are lent together, each rank has one of its own.
     """
 
@@ -115,6 +119,11 @@ class RankProcesses:
         self._children: list[_Child] = []
         self._is_awaited = False
         """Whether the calling thread waits for answers, or will as soon as its own part is done; see `watch`."""
+        self._begun_s: float | None = None
+        """Time when the calling thread began to compute with the other ranks, or when they last answered; None if it
+        does not compute."""
+        self._meeting: tempfile.TemporaryDirectory[str] | None = None
+        """Folder in which the ranks joined torch's default process group; it stays until they end."""
         self._kills_before: int | None = None
         """The result of `out_of_memory_kills` when the first of these processes was started."""
 
@@ -181,25 +190,35 @@ class RankProcesses:
             limit_s: longest wait in seconds; None for the common limit.
         """
         self._is_awaited = True
-        with self.computing():
+        with self.computing(limit_s, on_device=False):
             for child in self._children:
                 child.connection.settimeout(limit_s or self.deadline_s)
                 if child.connection.recv(1, socket.MSG_PEEK) != READY:
                     raise ConnectionError
                 child.connection.recv(1)
+        if self._begun_s is not None:  # before `_is_awaited`, which `_report_standstill` reads first
+            self._begun_s = time.monotonic()
         self._is_awaited = False
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self, limit_s: float | None = None, *, on_device: bool = True) -> Iterator[None]:
         """Raise ContributorLost if the context fails while another rank has ended or is unresponsive.
 
         Raise OutOfMemory if any rank lacked memory. The member itself can then continue, as it could without ranks. The
         other ranks are also ended after any other error, because they may wait for a tensor.
+
+        Args:
+            limit_s: longest wait for another rank, in seconds; None for the common limit.
+            on_device: whether to end the context only when the device has done the work, so that its errors show here.
         """
+        before = self._begun_s
+        self._begun_s = time.monotonic() if before is None else before
         try:
             yield
+            if on_device:
+                OPERATIONS[self.devices.kind].wait()
         except Exception as failure:
-            lost = self._error_of(failure)
+            lost = self._error_of(failure, limit_s or self.deadline_s)
             self._end()
             if isinstance(lost, ContributorLost):
                 self._on_lost(lost)
@@ -209,11 +228,12 @@ class RankProcesses:
             try:
                 raise lost from failure
             finally:
-                del (
-                    lost
-                )  # its traceback refers to this frame, which would keep all tensors of the failed step
+                # Its traceback refers to this frame, which would keep all tensors of the failed step.
+                del lost
+        finally:
+            self._begun_s = before
 
-    def _error_of(self, failure: Exception) -> ContributorLost | OutOfMemory | None:
+    def _error_of(self, failure: Exception, limit_s: float) -> ContributorLost | OutOfMemory | None:
         """Return the error of the ranks because of which this rank failed; None if the failure has another cause."""
         if isinstance(failure, OutOfMemory):
             return None  # a context inside this one raised it, and has closed the ranks
@@ -225,7 +245,7 @@ class RankProcesses:
         found = self._lost_error(children)
         is_own = isinstance(failure, RuntimeError) and "timed out" not in str(failure).lower()
         if found is None and not is_own:
-            what = f"a rank did not answer within {self.deadline_s:g} s"
+            what = f"a rank did not answer within {limit_s:g} s"
             found = self._loss(what if children else f"the ranks cannot be reached: {failure}")
         return found
 
@@ -271,17 +291,33 @@ class RankProcesses:
         return ContributorLost(
             f"{what}: a member with parallelism.tensor {self.count} cannot compute without it",
             hint="no action needed: the work continues without this member",
-            details={"rank": True},
+            details={"ends_member": True},
         )
 
     def watch(self) -> None:
-        """Call ``on_lost`` with the error when another rank ends, on a thread for each rank.
+        """Call ``on_lost`` with the error when another rank ends, or work with the ranks stops; on own threads.
 
         This is needed where a sum with a rank that ended blocks until the deadline, as on GPUs. No thread calls it
         while the calling thread waits for answers, because that thread raises the error itself.
         """
         for child in self._children:
             threading.Thread(target=self._report_end, args=(child,), name="ranks", daemon=True).start()
+        threading.Thread(
+            target=self._report_standstill, args=(self._children,), name="ranks", daemon=True
+        ).start()
+
+    def _report_standstill(self, children: list[_Child]) -> None:
+        limit_s = _STANDSTILL * self.deadline_s
+        while children is self._children:
+            time.sleep(min(1.0, limit_s / 10))
+            begun_s = None if self._is_awaited else self._begun_s
+            if begun_s is not None and time.monotonic() - begun_s > limit_s:
+                self._on_lost(
+                    self._loss(
+                        f"the ranks have computed for {limit_s:g} s: a rank, or its device, has stopped"
+                    )
+                )
+                return
 
     def _report_end(self, child: _Child) -> None:
         child.process.wait()
@@ -292,9 +328,34 @@ class RankProcesses:
         if error is not None and child in self._children:
             self._on_lost(error)
 
+    def meet(self, *, spans_hosts: bool = False) -> None:
+        """Start the other ranks, and join them in torch's default process group.
+
+        The other ranks get the name of a folder as their argument, and call `RankPlace.meet`.
+
+        Args:
+            spans_hosts: as in `join_process_group`.
+        """
+        self._meeting = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
+        folder = self._meeting.name
+        with self.computing():
+            for rank in range(1, self.count):
+                self.launch(rank, [folder])
+            self.wait(START_S)
+            if self.devices.has_own_memory:
+                self.watch()  # from here, because joining blocks if a rank ends meanwhile
+            join_process_group(
+                self.devices.kind, 0, self.count, Path(folder), self.deadline_s, spans_hosts=spans_hosts
+            )
+            self.wait(START_S)
+
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks, and leave their process group."""
         self._end()
+        meeting, self._meeting = self._meeting, None
+        if meeting is not None:
+            leave_process_group()
+            meeting.cleanup()
 
     def _end(self) -> None:
         children, self._children = self._children, []
@@ -409,6 +470,13 @@ class RankPlace(NamedTuple):
     def answer(self) -> None:
         """Tell the member that this rank is ready."""
         self.connection.sendall(READY)
+
+    def meet(self, folder: str, *, spans_hosts: bool = False) -> None:
+        """Join the ranks that meet in a folder, and tell the member; see `RankProcesses.meet`."""
+        join_process_group(
+            self.kind, self.rank, self.ranks, Path(folder), self.deadline_s, spans_hosts=spans_hosts
+        )
+        self.answer()
 
 
 def follow_member(arguments: Sequence[str], follow: Callable[..., None]) -> None:

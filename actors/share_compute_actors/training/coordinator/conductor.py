@@ -306,7 +306,7 @@ class Conductor:
         if isinstance(message, (ContributorLost, StaleEpoch, Broken)):
             self._group.detector.shorten_limit()
         if isinstance(message, (ContributorLost, StaleEpoch)):
-            if message.details.get("rank"):
+            if message.details.get("ends_member"):
                 self._note(f"{self._group.name(worker)}: {message.message}")
             # Otherwise the sender waited for another member, and the failure detector checks whether that member is
             # lost.

@@ -45,8 +45,9 @@ from share_compute.protocol.member_events import (
 from share_compute.protocol.membership import Membership, Worker
 from share_compute.protocol.messages import Halt, Prepared, ToCoordinator, ToMember
 from share_compute.protocol.tree import Node, SummationTree
+from share_compute.sharding.outdated import Outdated
 from share_compute_actors.group.allocator import as_reported
-from share_compute_actors.group.compute_thread import ComputeThread, run_order
+from share_compute_actors.group.compute_thread import ComputeThread
 from share_compute_actors.messages import StepFigures
 from share_compute_actors.training.backups.copies import Copies
 from share_compute_actors.training.backups.copying import Copier, Legacy
@@ -59,6 +60,8 @@ from share_compute_actors.transport.channel import Channel
 from share_compute_actors.transport.collective.backend import EpochGroup, abort_group, leave_group
 from share_compute_actors.transport.envelope import WireLabel
 
+_READS = Compute, Send, Log, SendToCoordinator
+"""Effects that never change parameters."""
 _TICK_S = 5.0
 """Minimum time between two `RetransmissionTimeout` events, in seconds."""
 
@@ -81,6 +84,7 @@ class TrainingEngine(ComputeThread):
         tree: the order in which gradients are added.
         notify: sends a message or an error to the coordinator; called on the compute thread.
         copies: backup copies of other members' shards.
+        on_failure: as in `ComputeThread`.
     """
 
     def __init__(
@@ -89,8 +93,9 @@ class TrainingEngine(ComputeThread):
         tree: SummationTree,
         notify: NotifyCoordinator,
         copies: Copies,
+        on_failure: Callable[[BaseException], None],
     ) -> None:
-        super().__init__()
+        super().__init__(on_failure)
         self._machine = machine
         self._tree = tree
         self._notify = notify
@@ -107,6 +112,10 @@ class TrainingEngine(ComputeThread):
         """Tensors from other members, by (cargo, step, microbatch). The key of a tied sum is (cargo, step, stage)."""
         self._events: deque[Event] = deque()
         self._effects: deque[Effect] = deque()
+        self.outdate: Callable[[Outdated], None] = lambda _: None
+        """Called after all work except that of `_READS`, because it may have changed parameters; see `Ranks.outdate`.
+
+        Only the compute thread changes parameters."""
         self._clock = StepClock()
         self._polled_s = time.monotonic()
         self._start()
@@ -204,6 +213,7 @@ class TrainingEngine(ComputeThread):
             try:
                 self._work()
             except Exception as failure:  # noqa: BLE001 - the coordinator gets the error
+                self._on_failure(failure)
                 self._notify(as_reported(failure), None)
 
     def _work(self, longest_s: float = POLL_S) -> None:
@@ -221,11 +231,18 @@ class TrainingEngine(ComputeThread):
         if event is not None:
             self._take_event(event)
         elif self._effects:
-            answer = self._carry_out(self._effects.popleft())
+            effect = self._effects.popleft()
+            try:
+                answer = self._carry_out(effect)
+            finally:
+                if not isinstance(effect, _READS):
+                    self.outdate(Outdated.trained)
             if answer is not None:
                 self._handle(answer)
         elif order is not None:
-            run_order(order)
+            self.outdate(Outdated.everything)  # the order may change parameters, and then compute with them
+            self._run_order(order)
+            self.outdate(Outdated.everything)
         elif self.channel is not None:
             self._take(longest_s)
 

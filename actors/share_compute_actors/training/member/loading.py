@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,10 +25,12 @@ from share_compute_actors.group.allocator import passing_through
 from share_compute_actors.group.fetching import SourceClient, fill, fits, wrong
 from share_compute_actors.machine.device import measured_device
 from share_compute_actors.messages import MemberSetup, Source
-from share_compute_actors.training.member.ranks import Ranks
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.slice_runner import SliceRunner
 from share_compute_actors.wire import NAMES, Undeclared, unpack_answer
+
+if TYPE_CHECKING:
+    from share_compute_actors.training.member.ranks import Ranks
 
 
 def build_runner(

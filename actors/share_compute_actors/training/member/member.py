@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import gc
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import psutil
@@ -30,6 +30,7 @@ from share_compute_actors.group.failing import FailsOnRequest
 from share_compute_actors.group.fetching import SourceClient
 from share_compute_actors.group.lifeline import Lifeline
 from share_compute_actors.group.linked_member import LinkedMember
+from share_compute_actors.machine.device import end_if_lost
 from share_compute_actors.machine.reach import Place, unanswered
 from share_compute_actors.machine.stalled import close_stalled_connections
 from share_compute_actors.messages import (
@@ -49,7 +50,6 @@ from share_compute_actors.training.member.engine import Forming, TrainingEngine
 from share_compute_actors.training.member.loading import build_runner, fill_runner
 from share_compute_actors.training.member.merging import MergesBranches
 from share_compute_actors.training.member.passing import Passing
-from share_compute_actors.training.member.ranks import Ranks
 from share_compute_actors.training.member.reading import GivesState, ShardReader
 from share_compute_actors.training.member.runner import Runner
 from share_compute_actors.training.member.samples import Rows, ShardSamples
@@ -62,8 +62,8 @@ from share_compute_actors.transport.rendezvous import ChannelStore, Rendezvous
 from share_compute_actors.transport.traffic import Traffic
 from share_compute_actors.wire import COUNT, FLAG, NAMES, NOTHING
 
-_LAST_MESSAGE_S = 5.0
-"""Time limit for the last message of a member that ends itself, in seconds."""
+if TYPE_CHECKING:
+    from share_compute_actors.training.member.ranks import Ranks
 
 
 @ray.remote(num_cpus=0, concurrency_groups={"orders": 1, "control": 2, "mail": 2, "pieces": 2, "copies": 2})
@@ -84,6 +84,8 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
     _engine: TrainingEngine
     _traffic: Traffic
 
+    _last_message_s = 5.0
+
     def __init__(self, setup: MemberSetup, coordinator: Any, key: bytes) -> None:
         close_stalled_connections()
         self._setup = setup
@@ -100,7 +102,8 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
             partial(RemotePrimary, self._traffic),
         )
         make_engine = with_faults(TrainingEngine, setup.failures, setup.worker)
-        self._engine = make_engine(self._machine, self._tree, self._notify, copies)
+        on_failure = partial(end_if_lost, setup.device, self._end)
+        self._engine = make_engine(self._machine, self._tree, self._notify, copies, on_failure)
         self._own_state = ShardReader(self._engine.copies.of, lambda: self._runner)
         self._runner: Runner | None = None
         """Runner of the current shard; None before the first `adopt`.
@@ -112,14 +115,7 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         """Last step whose update the most recently loaded weights include."""
         self._built: Runner | None = None
         """Runner that `build` made and `load` has not filled yet; None if there is none."""
-        self._ranks = (
-            Ranks(
-                *(setup.ranks, setup.threads, setup.deadline_s, self._end),
-                *(setup.operators, setup.lent_devices),
-            )
-            if setup.ranks > 1
-            else None
-        )
+        self._ranks = self._make_ranks() if setup.ranks > 1 else None
         self._names: dict[Worker, str] = {}
         self._shard_store: Any = None
         self._artifacts = Artifacts(machine=setup.name)
@@ -129,17 +125,24 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         self._lifeline = Lifeline()
         self._unacknowledged = Unacknowledged()
 
+    def _make_ranks(self) -> Ranks:
+        from share_compute_actors.group.ranks.processes import RankDevices  # noqa: PLC0415 - slow to import
+        from share_compute_actors.training.member.ranks import Ranks  # noqa: PLC0415 - slow to import
+
+        setup = self._setup
+        devices = RankDevices.of(setup.device, setup.lent_devices)
+        ranks = Ranks(setup.ranks, setup.threads, setup.deadline_s, self._end, setup.operators, devices)
+        self._engine.outdate = ranks.outdate
+        return ranks
+
     def _notify(self, message: ToCoordinator | ShareComputeError, figures: StepFigures | None) -> None:
         coordinator, key = self._coordinator
         said = pack_said(message, figures)
         self._unacknowledged.add(coordinator.receive.remote(self._setup.worker, key, said), key, said)
 
-    def _end(self, lost: ShareComputeError) -> None:
-        """End this process, because a rank of it was lost; the coordinator gets the error first, if it answers."""
+    def _report_loss(self, lost: ShareComputeError) -> Any:
         coordinator, key = self._coordinator
-        answer = coordinator.receive.remote(self._setup.worker, key, pack_said(lost, None))
-        ray.wait([answer], timeout=_LAST_MESSAGE_S)
-        os._exit(1)
+        return coordinator.receive.remote(self._setup.worker, key, pack_said(lost, None))
 
     # -- shards ------------------------------------------------------------------------------------------------------
 
@@ -176,9 +179,9 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
         self._shard_store = shard_store
         runner, self._built = self._built, None
         if runner is None or (runner.stage.shard, runner.gradients.share) != (shard, share):
-            self._next = runner = (
-                None  # frees the memory of a shard that was loaded for an epoch that never began
-            )
+            # Frees the memory of a shard that was loaded for an epoch that never began.
+            self._next = runner = None
+            self._free_divided()
             runner = build_runner(self._setup, self._tree, shard, self._ranks, share)
         client = (
             None
@@ -234,6 +237,12 @@ class Member(GivesState, BackupCalls, CompilesLayers, MergesBranches, LinkedMemb
             parts=self._tree.microbatches // self._setup.slices,
         )
         self._engine.equip(self._runner, samples, loaded)
+        self._free_divided()
+
+    def _free_divided(self) -> None:
+        """Free stages that are in use no more: those that ranks divide refer to themselves."""
+        if self._ranks is not None:
+            gc.collect()
 
     def _report_shard_store_lost(self, lost: ShardStoreLost) -> None:
         self._notify(lost, None)

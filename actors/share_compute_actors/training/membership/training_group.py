@@ -17,7 +17,7 @@ from share_compute.models.cells import derive_seed
 from share_compute.planning.plan import Plan
 from share_compute.protocol.membership import ShardPart, Worker
 from share_compute.protocol.messages import ToMember
-from share_compute.quantities import listed
+from share_compute.quantities import bytes_text, listed
 from share_compute.shards import Shard
 from share_compute.topology import Contributor, Topology
 from share_compute.training.shares import OptimizerShare
@@ -154,7 +154,9 @@ class TrainingGroup(WorkerGroup):
         return Member.options(  # type: ignore[attr-defined]
             scheduling_strategy=NodeAffinitySchedulingStrategy(machine.node_id, soft=False),
             **member_options(self._assignment.job_id, worker, self._assignment.attempt),
-            **gpu_options(machine.device.kind, 1 if rounds is None else rounds.branches),
+            **gpu_options(
+                machine.device.kind, 1 if rounds is None else rounds.branches, devices=len(machine.used)
+            ),
         ).remote(setup, self._coordinator, self.issue_key(worker))
 
     def attach(self, actors: Mapping[Worker, Any]) -> None:
@@ -205,7 +207,7 @@ class TrainingGroup(WorkerGroup):
             skips_lost=True,
         )
         for worker, size in sizes.items():
-            self._note(f"{self.name(worker)} holds {size / 2**20:.1f} MiB of weights")
+            self._note(f"{self.name(worker)} holds {bytes_text(size)} of weights")
         adopted = self.gather(
             NOTHING,
             {worker: self._actors[worker].adopt.remote(0, applied) for worker in self.workers & sizes.keys()},

@@ -2,7 +2,8 @@
 
 The cuts follow the architecture's plan in transformers (``_tp_plan``), which follows Megatron-LM (arXiv:1909.08053). A
 ``colwise`` linear layer computes some of the outputs on each rank. The next ``rowwise`` layer has the weights for these
-outputs, and the sum over all ranks is its whole output.
+outputs, and the sum over all ranks is its whole output. The experts of a mixture are cut in the same way: each rank
+has a part of the width of every expert (decision 50).
 """
 
 from __future__ import annotations
@@ -20,11 +21,17 @@ from share_compute.inference.runtime.kv_slots import LayerCache
 from share_compute.inference.runtime.quantization import Int8Linear
 from share_compute.models.blueprint import Blueprint
 from share_compute.models.huggingface.decoder import PassThrough, trained_sketch
+from share_compute.models.huggingface.experts import is_experts
 from share_compute.models.huggingface.sizes import KV_HEAD_KEYS, whole_number
 
 _COLUMNS, _ROWS, _GATHERED = "colwise", "rowwise", "colwise_gather_output"
+_EXPERTS, _PACKED = "moe_tp_experts", "packed_colwise"
+"""Style of a module with the experts of a mixture; and of its parameter with two matrices, one below the other."""
 _WHOLE = frozenset({"replicated_with_grad_allreduce", "replicate"})
 """Styles of modules that each rank computes as a whole."""
+_WIDTH_STEP = 8
+"""Number whose multiples are the widths of experts for which torch has grouped products in all floating-point types."""
+_HINT = "set parallelism.tensor to a number that divides the sizes of the model"
 _ALIGNMENT = 64
 """Bytes to whose multiples tensors in shared memory are aligned."""
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
@@ -104,8 +111,42 @@ class GatheredLinear(nn.Module):
     """Alias that bypasses `nn.Module.__call__`, which searches for hooks."""
 
 
+class SummedExperts(nn.Module):
+    """The experts of a mixture, of each of which every rank has a part of the width.
+
+    All ranks use the first rank's choices of experts. Otherwise a near tie that two ranks decide differently would add
+    parts of different experts.
+
+    Args:
+        experts: this rank's part.
+        group: the ranks.
+    """
+
+    def __init__(self, experts: nn.Module, group: RankGroup) -> None:
+        super().__init__()
+        self.experts = experts
+        self._chooses = group.rank == 0
+        self._sum = group.sum
+
+    def forward(self, hidden: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum of the chosen experts' outputs for each token, ``[tokens, hidden]``.
+
+        Args:
+            hidden: hidden states ``[tokens, hidden]``.
+            index: chosen experts of each token, ``[tokens, chosen]``.
+            weights: weights of the chosen experts, ``[tokens, chosen]``.
+        """
+        own = torch.cat((index.float(), weights.float()), 1)
+        choices = self._sum(own if self._chooses else torch.zeros_like(own))
+        first_index, first_weights = choices.chunk(2, 1)
+        return self._sum(self.experts(hidden, first_index.to(index.dtype), first_weights.to(weights.dtype)))
+
+    __call__ = forward
+    """Alias that bypasses `nn.Module.__call__`, which searches for hooks."""
+
+
 class TensorPlan:
-    """The linear layers of a stage that ranks divide.
+    """The linear layers of a stage that ranks divide, and the experts of mixtures.
 
     Args:
         model: model of transformers that has only the stage's layers.
@@ -137,37 +178,56 @@ class TensorPlan:
         return LayerCache(cache.heads // self._count, cache.key_size, cache.value_size)
 
     def _style(self, name: str) -> str | None:
-        return self._styles.get(_NUMBER.sub(".*", name))
+        key = _NUMBER.sub(".*", name)
+        # Qwen2-MoE's plan omits its shared expert, which is a module like the MLP of its other layers.
+        return self._styles.get(key) or self._styles.get(key.replace(".shared_expert.", "."))
 
     def _check(self, path: str, layer: nn.Module) -> None:
         tensors = {f"{path}.{name}": parameter for name, parameter in layer.named_parameters()}
         blocks: dict[str, set[str]] = defaultdict(set)
         """Styles of the linear layers of attention, and of the MLP, by the path of their module."""
-        divided = set()
+        divided, mixtures = set(), set()
         for name, module in [(f"{path}.{name}", module) for name, module in layer.named_modules()]:
             style = self._style(name)
             if style is None or style in _WHOLE:
+                continue
+            divided.add(name)
+            if style == _EXPERTS:
+                self._check_experts(name, module)
+                blocks[name] = {_COLUMNS, _ROWS}
+                mixtures.add(name)
                 continue
             if style not in (_COLUMNS, _ROWS) or not _is_linear(module):
                 raise self._unplanned()
             size = module.in_features if style == _ROWS else module.out_features
             if size % self._count:
                 sizes = f"{size} inputs" if style == _ROWS else f"{size} outputs"
-                raise _refused(
-                    f"{self._count} ranks cannot share the {sizes} of {name} evenly",
-                    "set parallelism.tensor to a number that divides the sizes of the model",
-                )
+                raise _refused(f"{self._count} ranks cannot share the {sizes} of {name} evenly", _HINT)
             blocks[name.rpartition(".")[0]].add(style)
-            divided.add(name)
         # Both attention and the MLP must be divided. Their other matrices, such as norms of each head, stay whole.
         has_whole_matrix = any(
             tensor.dim() > 1 and name.rpartition(".")[0] not in divided
             for name, tensor in tensors.items()
             if name.startswith(tuple(f"{block}." for block in blocks))
         )
-        is_divided = len(blocks) > 1 and all(styles == {_COLUMNS, _ROWS} for styles in blocks.values())
-        if not is_divided or has_whole_matrix or any(map(self._style, tensors)):
+        # Shared experts are in the same part of the layer as the others.
+        parts = {block[len(path) + 1 :].partition(".")[0] for block in blocks}
+        is_divided = len(parts) > 1 and all(styles == {_COLUMNS, _ROWS} for styles in blocks.values())
+        has_own_style = any(self._style(name) and name.rpartition(".")[0] not in mixtures for name in tensors)
+        if not is_divided or has_whole_matrix or has_own_style:
             raise self._unplanned()
+
+    def _check_experts(self, path: str, module: nn.Module) -> None:
+        styles = {name: self._style(f"{path}.{name}") for name, _ in module.named_parameters()}
+        if not is_experts(module) or set(styles.values()) != {_PACKED, _ROWS}:
+            raise self._unplanned()
+        for name, parameter in module.named_parameters():
+            size, full = parameter.shape[-1], f"{path}.{name}"
+            if styles[name] == _ROWS and size % (self._count * _WIDTH_STEP):
+                raise _refused(
+                    f"{self._count} ranks cannot share the {size} inputs of {full} in multiples of {_WIDTH_STEP}",
+                    _HINT,
+                )
 
     def _unplanned(self) -> UserError:
         return _refused(
@@ -180,12 +240,26 @@ class TensorPlan:
         path = self._names[id(layer)]
         for parent_name, parent in list(layer.named_modules()):
             for name, child in list(parent.named_children()):
-                style = self._style(".".join(filter(None, (path, parent_name, name))))
+                full = ".".join(filter(None, (path, parent_name, name)))
+                style = self._style(full)
                 if style == _COLUMNS:
                     setattr(parent, name, _columns(child, group))
                 elif style == _ROWS:
                     setattr(parent, name, SummedLinear(_rows(child, group), _own(child.bias), group))
+                elif style == _EXPERTS:
+                    self._cut_experts(full, child, group)
+                    setattr(parent, name, SummedExperts(child, group))
         _own_tensors(layer)
+
+    def _cut_experts(self, path: str, experts: nn.Module, group: RankGroup) -> None:
+        for name, parameter in list(experts.named_parameters()):
+            whole = parameter.detach()
+            if self._style(f"{path}.{name}") == _PACKED:
+                first, second = (_slice(half, 1, group) for half in whole.chunk(2, 1))
+                own = torch.cat((first, second), 1)
+            else:
+                own = _slice(whole, 2, group)
+            setattr(experts, name, nn.Parameter(own, requires_grad=False))
 
     def cut_head(self, group: RankGroup, tied: Mapping[str, str]) -> Tensor | None:
         """Divide the head between the ranks; if it cannot be divided, the first rank computes it alone.
@@ -256,6 +330,11 @@ def _own_tensors(module: nn.Module) -> None:
         parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
     for owner, name, buffer in _persistent_buffers(module):
         owner._buffers[name] = buffer.clone()  # noqa: SLF001 - it has no public name
+
+
+def _slice(whole: Tensor, dimension: int, group: RankGroup) -> Tensor:
+    """Return this rank's slice of a tensor."""
+    return whole.chunk(group.count, dimension)[group.rank]
 
 
 def _columns(layer: Any, group: RankGroup) -> Any:

@@ -214,6 +214,8 @@ def _compared(small: str) -> str | None:
     except Exception as failure:  # noqa: BLE001 - code of the architecture
         if '"indexer_types"' in small:  # in the configuration, or in its text_config
             return "it has sparse attention, whose layers pass the tokens that they select to the next layers"
+        if '"hc_mult"' in small:
+            return "its layers pass several residual streams (hc_mult) to each other, and stages exchange only one"
         return f"a stage of a small model cannot be computed alone: {on_one_line(failure)}"
     return None if torch.equal(cut, whole) else "its stages do not compute what the whole model computes"
 

@@ -15,15 +15,15 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from share_compute.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NAME = "share_compute_ring"
 """Name of the attention function in transformers."""
@@ -75,6 +75,9 @@ def present_slice() -> SequenceSlice | None:
 
 def use_ring_attention(model: PreTrainedModel) -> None:
     """Make a model use `ring_attention` in `computing_slice`, and torch's attention kernel elsewhere."""
+    # Slow to import, and models of declared layers do not need it.
+    from transformers import AttentionInterface, AttentionMaskInterface  # noqa: PLC0415
+
     AttentionInterface.register(_NAME, _attend)
     AttentionMaskInterface.register(_NAME, _mask)
     model.set_attn_implementation(_NAME)
@@ -82,6 +85,8 @@ def use_ring_attention(model: PreTrainedModel) -> None:
 
 def _mask(*arguments: Any, **options: Any) -> Tensor | None:
     """Return the mask of whole sequences; None for slices, which `_attend` masks."""
+    from transformers.masking_utils import sdpa_mask  # noqa: PLC0415
+
     return None if present_slice() is not None else sdpa_mask(*arguments, **options)
 
 
@@ -99,6 +104,8 @@ def _attend(
     """Compute attention as transformers calls it; queries, keys and values are ``[batch, heads, tokens, size]``."""
     own = present_slice()
     if own is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: PLC0415
+
         whole, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal, **options
         )

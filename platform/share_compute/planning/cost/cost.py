@@ -34,6 +34,7 @@ For microbatches 1..M that flow through ordered stages p, the predicted time of 
                  + operations * measured overhead of one operation
                  + with slices of sequences, the time of keys and values on the ring: (slices - 1) * (latency + key and
                  value bytes / bandwidth), with the links of the machine's region
+                 + with several ranks, the time of their exchanges (`_between_ranks_s`, `_parts_s`)
     backward   = as forward, with the FLOPs and operations of the backward and twice the weight bytes; with activation
                  checkpointing, plus another forward of each layer that has a backward;
                  keys and values go around again, and their gradients go with them and one link further
@@ -127,7 +128,7 @@ class TrainingCost(TrainingMemory):
         if self.workload.slices > 1:
             estimated = estimated + self._ring_s(way)
         if self.workload.ranks > 1:
-            estimated = estimated + self._between_ranks_s(way)
+            estimated = estimated + self._between_ranks_s(way) + self._parts_s(way)
         return self.corrected_s(estimated, self.timed(way))
 
     def _between_ranks_s(self, way: Literal["forward", "backward"]) -> Floats:
@@ -145,6 +146,18 @@ class TrainingCost(TrainingMemory):
         ]
         sums = [(4.0 if again else 2.0) if layer.parameters else 0.0 for layer in self.profile.layers]
         return self.exchanged_s(np.array(sums), np.array(crossing))
+
+    def _parts_s(self, way: Literal["forward", "backward"]) -> Floats:
+        """Return the time in which devices with memory of their own exchange parts of parameters, or of gradients.
+
+        The shape is ``[machines, layers]``. The first device gathers the gradients of each microbatch, and sends
+        parameters once in a step. Each takes half the time of a sum, in which all data also travels back.
+        """
+        trained = [float(layer.parameters - layer.frozen) for layer in self.profile.layers]
+        times = 0.5 if way == "backward" else 0.5 / self.workload.microbatches
+        taken = self.exchanged_s(times * np.sign(trained), FLOAT_BYTES * np.array(trained))
+        own = np.array([machine.has_own_memories for machine in self.topology.contributors])
+        return np.where(own[:, None], taken, 0.0)
 
     def _ring_s(self, way: Literal["forward", "backward"]) -> Floats:
         """Return the time in which keys and values of a slice go around the ring, ``[machines, layers]``.

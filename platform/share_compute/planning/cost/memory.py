@@ -2,13 +2,14 @@
 
 The bytes that a member of stage p with layers [start, stop) needs are the sum of ::
 
-    state      = parameters * 4
-                 + trained parameters * 4 * (sets + shared + branch tensors)
+    state      = parameters * 4 * (1 + parts)
+                 + trained parameters * 4 * (sets + branch tensors)
                  + updated parameters * 4 * optimizer tensors
     in flight  = min(window(p) + 1, share) * activation bytes
     kept       = 2 * share * (boundary bytes before start + boundary bytes after stop)
     transient  = activation bytes inside the largest layer, if layers are recomputed
                  + activation bytes of one tile, if the first layer is computed in tiles
+                 + 16 * parameters of the largest layer, if ranks exchange their gradients
                  + 2 * bytes of a batch in the first stage, if each machine reads the full batch of a step and of the
                    next one
                  + max(4 * elements of the largest trained parameter,
@@ -20,7 +21,7 @@ The bytes that a member of stage p with layers [start, stop) needs are the sum o
     updated    = trained parameters; if the members of a stage keep shares of the optimizer's state,
                  max(trained parameters / members of the stage, parameters of the largest tensor), since shares are made
                  of whole tensors
-    shared     = 1 if several processes compute the layers of a member, otherwise 0
+    parts      = (ranks - 1) / ranks: the parts of the parameters that the other ranks of a member have
     branch tensors = 0, or with branches: base weights, and the residual of compression with error feedback
 
 Members on both sides of a boundary between stages keep the activations and gradients that crossed it until the step is
@@ -29,6 +30,9 @@ committed, because a member that replaces a lost member needs them again.
 `share_compute.protocol.tree` explains why a member may hold several gradient sets. Autograd allocates the gradient of a
 parameter before it is added to a set. Two stages with a tied parameter each hold two sums of its gradient: one per
 stage.
+
+If ranks compute on GPUs, the memory of one of them counts (`Contributor.memory_bytes`). The first one has all of the
+above except the parts of other ranks, which are counted nonetheless. Activations count as if no layer were divided.
 
 In two-byte precision, each microbatch in flight also keeps a copy of the layers' weights in that type. With activation
 checkpointing, a layer's activations count as at most the size of its output.
@@ -109,6 +113,13 @@ class TrainingMemory(CostTables):
         While the tensors of one slice leave, those of another slice arrive.
         """
         return 4 * float(self.cached_bytes.max()) if self.workload.slices > 1 else 0.0
+
+    @property
+    def exchange_bytes(self) -> float:
+        """Bytes of the gradients of a layer, in all ranks, while they are gathered; 0.0 without ranks."""
+        if self.workload.ranks == 1:
+            return 0.0
+        return 4.0 * FLOAT_BYTES * max(layer.parameters for layer in self.profile.layers)
 
     @cached_property
     def boundary_bytes(self) -> Floats:
@@ -196,7 +207,7 @@ class TrainingMemory(CostTables):
     def state_bytes(
         self, held: Floats | float, trained: Floats | float, updated: Floats | float | None = None
     ) -> Floats | float:
-        """Return the bytes of weights, one gradient set, optimizer state and branch state, and of ranks' gradients.
+        """Return the bytes of weights, one gradient set, optimizer state and branch state, and of all ranks' parts.
 
         Args:
             held: number of parameters.
@@ -204,9 +215,8 @@ class TrainingMemory(CostTables):
             updated: number of these parameters whose optimizer state is kept; None for all trained ones.
         """
         work, updated = self.workload, trained if updated is None else updated
-        gradients = 1 + (work.ranks > 1)
-        kept = trained * (gradients + work.branch_tensors) + updated * work.optimizer_tensors
-        return FLOAT_BYTES * (held + kept)
+        kept = trained * (1 + work.branch_tensors) + updated * work.optimizer_tensors
+        return FLOAT_BYTES * (held * (1 + (work.ranks - 1) / work.ranks) + kept)
 
     def carried_bytes(self, start: int, stop: int) -> float:
         """Return the bytes of weights, optimizer state and branch state of a member with layers [start, stop)."""
@@ -277,9 +287,13 @@ class TrainingMemory(CostTables):
             exchanged[:-1] = 2 * twin
         else:
             exchanged[-1] = 2 * twin
-        samples = self.tile_bytes + 2 * self.workload.batch_bytes if start == 0 else 0.0
+        given = self.tile_bytes + 2 * self.workload.batch_bytes if start == 0 else 0.0
         sizes: Floats = (
-            self.recomputed_bytes + self.ring_bytes + samples + FLOAT_BYTES * np.maximum(largest, exchanged)
+            self.recomputed_bytes
+            + self.ring_bytes
+            + self.exchange_bytes
+            + given
+            + FLOAT_BYTES * np.maximum(largest, exchanged)
         )
         return sizes
 

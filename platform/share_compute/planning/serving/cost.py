@@ -27,7 +27,7 @@ new tokens of a sequence, one prompt must be processed ::
     tokens/s   = c / next token
 
 A machine's memory holds weights, the cache of c sequences of P + N tokens, the largest working memory that one of its
-layers needs for a prompt, and the further processes of a member with several ranks.
+layers needs for a chunk of a prompt, and the further processes of a member with several ranks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from share_compute.models.profiles.profile import FLOAT_BYTES, LayerProfile, Qua
 from share_compute.planning.cost.layout import Layout, StageLayout
 from share_compute.planning.cost.tables import CostTables, sums
 from share_compute.planning.network.network import Floats, transfer_s
-from share_compute.specification.workload import BYTES, WEIGHT_BYTES, ServingWorkload
+from share_compute.specification.workload import BYTES, STEP_TOKENS, WEIGHT_BYTES, ServingWorkload
 
 TOKEN_ID_BYTES = 8
 PROCESS_BYTES = 480 * 2**20
@@ -68,9 +68,14 @@ class ServingCost(CostTables):
         cache = self._of_layers(lambda layer: layer.cache_numbers.at(tokens))
         caches = sums(cache * number * self.workload.concurrent)
         needed = self.held_bytes + caches[None, :] - caches[:, None]
-        prompt = self.workload.prompt_tokens
         needed += self.process_bytes
-        working = self._of_layers(lambda layer: layer.activation_bytes.at(prompt) * number / FLOAT_BYTES)
+        # Decoders compute long prompts in chunks, and mask what a chunk must not see. Encoders compute whole texts.
+        prompt = self.workload.prompt_tokens
+        chunk = min(prompt, STEP_TOKENS) if cache.any() else prompt
+        mask = chunk * tokens * number if chunk < prompt else 0
+        working = (
+            self._of_layers(lambda layer: layer.activation_bytes.at(chunk) * number / FLOAT_BYTES) + mask
+        )
         for start in range(self.num_layers):
             needed[start, start + 1 :] += np.maximum.accumulate(working[start:])
         needed[np.tril_indices(span)] = np.inf

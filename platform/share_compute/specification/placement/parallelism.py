@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from share_compute.labels import Labelled
 from share_compute.specification.placement.operators import NO_STRATEGIES, OperatorsSpec
 from share_compute.specification.placement.pinned_plan import PinnedPlan
 from share_compute.specification.placement.selection import SelectionSpec
@@ -44,7 +43,8 @@ class ParallelismSpec(SelectionSpec):
     threads: int | None = Field(default=None, ge=1, le=2**10, title="CPU threads")
     """Most CPU threads with which a machine computes; default: all that its owner lends."""
     tensor: int = Field(default=1, ge=1, le=64, title="Tensor parallelism")
-    """Number of processes on each machine that compute each layer together. They share its CPU threads."""
+    """Number of processes on each machine that compute each layer together. They share its CPU threads, or have one GPU
+    each."""
     operators: OperatorsSpec = NO_STRATEGIES
     """How these processes divide the operators of a layer."""
     sequence: int = Field(default=1, ge=1, le=64, title="Sequence parallelism")
@@ -82,14 +82,6 @@ class ParallelismSpec(SelectionSpec):
     def ranks(self) -> int:
         """Number of processes on each machine that compute each layer together."""
         return self.tensor
-
-    def _why_too_small(self, machine: Labelled) -> str | None:
-        if machine.most_training_ranks < min(self.ranks, machine.most_ranks):
-            return "its GPUs cannot train together: the ranks of parallelism.tensor share parameters in main memory"
-        return super()._why_too_small(machine)
-
-    def _with_ranks(self, machine: str) -> str:
-        return f"{machine} that computes with {self.ranks} CPU threads or more"
 
     @model_validator(mode="after")
     def _ranks_have_threads(self) -> Self:

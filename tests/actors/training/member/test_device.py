@@ -120,6 +120,10 @@ def test_devices_are_connected_when_they_have_joined(
     assert joined["names"][0].startswith("lo")
     assert os.environ["NCCL_SOCKET_IFNAME"] == "eth1"
     assert "GLOO_SOCKET_IFNAME" not in os.environ
+    # NCCL chooses once in a process, and a member that trains may join its stage's group on other hosts later.
+    join_process_group(kind, 1, 2, tmp_path, 60, spans_hosts=True)
+    assert joined["names"][0] == "eth1"
+    assert joined["names"][1].startswith("lo")
 
 
 @pytest.mark.parametrize("branches", [1, 3, 8, MOST_BRANCHES])

@@ -42,10 +42,11 @@ class Member:
             "ann", training, torch.device("cpu"), self.reported.put, CopyQuota(0), reach=_unreachable
         )
         machine, tree = MemberMachine("ann", -1), SummationTree((2,))
+        parts = machine, tree, self._notify, copies, lambda _: None
         self.engine = (
-            TrainingEngine(machine, tree, self._notify, copies)
+            TrainingEngine(*parts)
             if failures is None
-            else FaultyEngine(FaultInjector(failures, "ann"), machine, tree, self._notify, copies)
+            else FaultyEngine(FaultInjector(failures, "ann"), *parts)
         )
 
     def _notify(self, message: ToCoordinator | ShareComputeError, _: StepFigures | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from tests.ray_nodes import Attempt, processes_on
+from tests.ray_nodes import Attempt, processes_on, title
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -27,11 +27,13 @@ from share_compute.models.storage.weights import WeightFolder
 from share_compute.shards import Shard
 from share_compute.specification.placement.operators import OperatorsSpec
 from share_compute.topology import Topology
+from share_compute_actors.group.ranks.processes import RankDevices
 from share_compute_actors.machine.cores import share_cores
 from share_compute_actors.training.member.ranks import Ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ranks")]
 
+CPU = torch.device("cpu")
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8}
 LLAMA = {"model_type": "llama", "vocab_size": 64, "num_key_value_heads": 4, **SIZES}
 VIT = {"model_type": "vit", "image_size": 32, "patch_size": 8, "num_labels": 4, **SIZES}
@@ -69,9 +71,9 @@ MODELS = {
 BATCH, LENGTH, STEPS = 4, 16, 4
 
 
-def stage_of(blueprint: Blueprint) -> Stage:
+def stage_of(blueprint: Blueprint, device: torch.device = CPU) -> Stage:
     layers = blueprint.num_declared if blueprint.config is None else SIZES["num_hidden_layers"]
-    return build_stage(blueprint, Shard("model", 0, layers, layers), torch.device("cpu"))
+    return build_stage(blueprint, Shard("model", 0, layers, layers), device)
 
 
 def batch_of(blueprint: Blueprint, step: int) -> tuple[Tensor, Tensor]:
@@ -132,7 +134,7 @@ def test_ranks_compute_on_parts_of_the_cpu() -> None:
     """Their gradients have the bits of ranks that share the whole CPU, with as many threads each."""
     blueprint, gradients, threads = MODELS["llama"], [], torch.get_num_threads()
     for lent in (2, 1):
-        with closing(Ranks(2, 2, 120, lent_devices=lent)) as ranks:
+        with closing(Ranks(2, 2, 120, devices=RankDevices.of("cpu", lent))) as ranks:
             stage = stage_of(blueprint)
             ranks.divide(stage, blueprint, BATCH, LENGTH)
             stage.initialize(3)
@@ -315,7 +317,7 @@ def test_a_job_recovers_from_the_loss_of_a_rank(
             is_protected = event.is_protected
         if event.type == "step" and event.step >= 2 and is_protected and not ended:
             member = next(process for node in nodes for process in processes_on(node, "Member"))
-            (rank,) = (child for child in member.children() if "ranks" in " ".join(child.cmdline()))
+            (rank,) = (child for child in member.children() if "ranks" in title(child))
             ended.append(rank.pid)
             os.kill(rank.pid, signal.SIGKILL)
 
@@ -327,7 +329,7 @@ def test_a_job_recovers_from_the_loss_of_a_rank(
     for number, (name, on_event) in enumerate(runs.items(), start=1):
         folder = tmp_path / name
         events = attempt(
-            job(corpus, 40, tensor=2),
+            job(corpus, 20, tensor=2),
             number=number,
             folder=folder,
             on_event=on_event,
@@ -340,7 +342,7 @@ def test_a_job_recovers_from_the_loss_of_a_rank(
     assert ended
     assert digests[0] == digests[1]
     assert losses["calm"] == losses["killed"]
-    alone = losses_of(attempt(job(corpus, 40), number=3, folder=tmp_path / "alone"))
+    alone = losses_of(attempt(job(corpus, 20), number=3, folder=tmp_path / "alone"))
     for step in range(1, 7):  # later, rounding adds up
         assert losses["calm"][step] == pytest.approx(alone[step], abs=1e-5)
 

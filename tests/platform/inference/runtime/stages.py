@@ -42,13 +42,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "phi3": {"num_key_value_heads": 2},
     "gpt_neox": {},
     "mixtral": {**GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {
+        "num_key_value_heads": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48, "mlp_only_layers": [1],
+    },
     "qwen3_moe": {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
     "gpt_oss": {
         **GROUPED, "sliding_window": WINDOW, "num_local_experts": 4, "num_experts_per_tok": 2,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
 }  # fmt: skip
-"""Plain, biased, normed queries, windows, soft caps, attention sinks, experts; with and without grouped heads."""
+"""Plain, biased, normed queries, windows, soft caps, attention sinks, mixtures; with and without grouped heads."""
 
 
 def small_config(model_type: str) -> dict[str, Any]:

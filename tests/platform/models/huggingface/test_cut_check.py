@@ -18,7 +18,7 @@ from share_compute.models.huggingface.cut_check import no_cut_reason
 REFUSED = {
     "cohere_compass_text": "no small model",
     "deepseek_v2": "no small model",  # its default configuration names no number of experts per token
-    "deepseek_v4": "cannot be computed alone",
+    "deepseek_v4": "several residual streams",
     "dots1": "no small model",
     "dots3_note_text": "no small model",
     "gemma3n_text": "no small model",

@@ -106,6 +106,19 @@ def test_memory_is_weights_cache_and_the_widest_layer() -> None:
     assert integers.needed_bytes[1, 2] == 250 + 10 + 4 * 1000 + cache, "so does the copy of it"
 
 
+@pytest.mark.parametrize(("cached", "numbers"), [(5.0, 7 * 512 + 512 * 2050), (0.0, 7 * 2048)])
+def test_a_long_prompt_is_computed_in_chunks_by_decoders_only(cached: float, numbers: int) -> None:
+    layer = LAYER.model_copy(
+        update={
+            "activation_bytes": QuadraticGrowth(linear=4.0 * 7),
+            "cache_numbers": QuadraticGrowth(linear=cached),
+        }
+    )
+    workload = ServingWorkload(prompt_tokens=2048, new_tokens=2, concurrent=0)
+    cost = replace(TWO, profile=ModelProfile(layers=(layer, layer)), workload=workload)
+    assert cost.needed_bytes[0, 1] == 4 * (250 + numbers)
+
+
 def test_measured_layers_replace_estimates_and_scale_the_others() -> None:
     timed = replace(TWO, timings={"c0": {0: LayerTiming(20.0, 0.0)}})
     assert timed.first_token_s(solo(0, 2, 1)) == 40.0
