@@ -1,7 +1,8 @@
 """Hosts on one machine: network namespaces with addresses of their own, on one bridge.
 
 Links between hosts can be cut, delayed and limited in rate. A host can have a firewall, be behind NAT, or have a second
-address. The test's own process is on the bridge, too, so it can watch a server whose links to the other hosts are cut.
+address. The test's own thread is on the bridge, too, so it can watch a server whose links to the other hosts are cut.
+This machine's own network never changes: browsers, which other tests use meanwhile, would interrupt their requests.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self, TextIO, TypeVar
 
 import psutil
 from tests.programs import missing
@@ -32,6 +32,7 @@ _NOBODY = "192.0.2.53"
 _NOBODYS_DEVICE = "00:00:5e:00:53:53"
 """A MAC address that no device has, from a range for documentation (RFC 7042)."""
 _NAMESPACES = Path("/run/netns")
+_OWN = Path("/proc/thread-self/ns/net")
 _CLONE_NEWNET = 0x40000000
 """From linux/sched.h."""
 _SHIM = Path(__file__).with_name("shim.py")
@@ -110,9 +111,9 @@ class Host:
         return self.call(lambda: socket.socket(socket.AF_INET, kind))
 
     def call(self, function: Callable[[], Returned]) -> Returned:
-        """Call a function in a thread of this process that is on this host; its sockets stay there."""
-        with ThreadPoolExecutor(1, initializer=_enter, initargs=(self.name,)) as thread:
-            return thread.submit(function).result()
+        """Call a function on this host; its sockets stay there."""
+        with _on(self.name):
+            return function()
 
     @contextmanager
     def cut_from(self, others: Sequence[Host], direction: Direction = "both") -> Iterator[None]:
@@ -213,7 +214,9 @@ class Host:
 
 @dataclass
 class Network:
-    """A bridge with hosts; `close` it in the end.
+    """A bridge with hosts, and with the calling thread; `close` it in the same thread in the end.
+
+    Threads and processes that this thread starts are on the bridge as well, if they are not started on a host.
 
     Args:
         hosts: on it.
@@ -224,6 +227,8 @@ class Network:
     is_resolver_dead: bool = False
     _id: str = field(init=False)
     _namespaces: list[str] = field(init=False, default_factory=list)
+    _thread: ExitStack = field(init=False, default_factory=ExitStack)
+    """Moves the calling thread to the bridge, and back."""
 
     def __post_init__(self) -> None:
         number = os.getpid() * 8 + next(_networks)
@@ -232,8 +237,9 @@ class Network:
         try:
             self._add_namespace(self._id)
             self._in_bridge("ip", "link", "add", "lan", "type", "bridge")
+            self._in_bridge("ip", "address", "add", f"{self._prefix}.254/24", "dev", "lan")
             self._in_bridge("ip", "link", "set", "lan", "up")
-            self._plug("port0", str(os.getpid()), f"{self._prefix}.254")
+            self._thread.enter_context(_on(self._id))
         except BaseException:
             self.close()
             raise
@@ -286,15 +292,15 @@ class Network:
         return host
 
     def close(self) -> None:
-        """Remove hosts and bridge; processes on hosts go on without a network."""
+        """Remove hosts and bridge. Processes on the bridge get SIGTERM; those on hosts go on without a network."""
+        self._thread.close()
         if self._id in self._namespaces:
-            for shim in _processes(self._id):
+            for pid in _processes(self._id):
                 with suppress(ProcessLookupError):
-                    os.kill(shim, signal.SIGTERM)
+                    os.kill(pid, signal.SIGTERM)
         for name in reversed(self._namespaces):
             subprocess.run(["ip", "netns", "delete", name], check=False)
             shutil.rmtree(_RESOLVERS / name, ignore_errors=True)
-        subprocess.run(["ip", "link", "delete", self._id], capture_output=True, check=False)
 
     def _add_namespace(self, name: str) -> None:
         _run("ip", "netns", "add", name)
@@ -318,29 +324,28 @@ class Network:
             _run("ip", "netns", "exec", name, *command)
         host.run("ip", "route", "add", f"{self._prefix}.0/24", "via", address)
 
-    def _plug(self, port: str, place: str, address: str) -> None:
-        """Connect a namespace, or that of a process, to the bridge."""
-        device = self._id if place.isdecimal() else "eth0"
-        _connect(self._id, port, place, device, address)
+    def _plug(self, port: str, namespace: str, address: str) -> None:
+        """Connect a namespace to the bridge."""
+        _connect(self._id, port, namespace, "eth0", address)
         self._in_bridge("ip", "link", "set", port, "master", "lan", "up")
 
     def _in_bridge(self, *command: str) -> None:
         _run("ip", "netns", "exec", self._id, *command)
 
 
-def _connect(namespace: str, device: str, place: str, other_device: str, address: str) -> None:
+def _connect(namespace: str, device: str, other: str, other_device: str, address: str) -> None:
     """Make a pair of devices in two namespaces; the other one gets an address and is up.
 
     Args:
         namespace: that of the first device.
         device: the first device.
-        place: name of the other namespace, or the id of a process in it.
+        other: the other namespace.
         other_device: the other device.
         address: its own, in a subnet of 24 bits.
     """
-    pair = ("type", "veth", "peer", "name", other_device, "netns", place)
+    pair = ("type", "veth", "peer", "name", other_device, "netns", other)
     _run("ip", "netns", "exec", namespace, "ip", "link", "add", device, *pair)
-    inside = () if place.isdecimal() else ("ip", "netns", "exec", place)
+    inside = ("ip", "netns", "exec", other)
     _run(*inside, "ip", "address", "add", f"{address}/24", "dev", other_device)
     _run(*inside, "ip", "link", "set", other_device, "up")
 
@@ -350,12 +355,21 @@ def _processes(namespace: str) -> list[int]:
     return [int(each) for each in found.stdout.split()]
 
 
-def _enter(namespace: str) -> None:
-    """Move the calling thread into a network namespace; other threads stay where they are."""
+@contextmanager
+def _on(namespace: str) -> Iterator[None]:
+    """Move the calling thread into a network namespace inside the block; other threads stay where they are."""
+    with _OWN.open() as before, (_NAMESPACES / namespace).open() as wanted:
+        try:
+            _enter(wanted)
+            yield
+        finally:
+            _enter(before)
+
+
+def _enter(namespace: TextIO) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    with (_NAMESPACES / namespace).open() as file:
-        if libc.setns(file.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"setns to {namespace}")
+    if libc.setns(namespace.fileno(), _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"setns to {namespace.name}")
 
 
 def _end(shim: subprocess.Popen[bytes]) -> None:

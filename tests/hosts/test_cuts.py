@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 
 import pytest
 from tests.conftest import wait_for
 from tests.hosts.cluster import Cluster
 from tests.hosts.network import Direction
-from tests.hosts.training import Result, train
+from tests.hosts.training import Result, cut, train
 from tests.thoroughly import thoroughly
 
 from share_compute.store import JobRecord
@@ -26,11 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.chaos]
 def test_a_server_that_is_cut_off_loses_nothing(
     cluster: Cluster, undisturbed: Result, seconds: float, direction: Direction
 ) -> None:
-    def cut() -> None:
-        with cluster.host.cut_from(list(cluster.machines.values()), direction):
-            time.sleep(seconds)
-
-    assert train(cluster, f"server-{direction}-{seconds}", cut) == undisturbed
+    cut_off = partial(cut, cluster, "server", seconds, direction)
+    assert train(cluster, f"server-{direction}-{seconds}", cut_off, may_end=False) == undisturbed
 
 
 @pytest.mark.thorough
@@ -41,12 +38,8 @@ def test_a_server_that_is_cut_off_loses_nothing(
 def test_a_machine_that_is_cut_off_loses_nothing(
     cluster: Cluster, undisturbed: Result, seconds: float, direction: Direction
 ) -> None:
-    def cut() -> None:
-        host = cluster.machines["machine-1"]
-        with host.cut_from(cluster.others(host), direction):
-            time.sleep(seconds)
-
-    assert train(cluster, f"machine-{direction}-{seconds}", cut) == undisturbed
+    cut_off = partial(cut, cluster, "machine-1", seconds, direction)
+    assert train(cluster, f"machine-{direction}-{seconds}", cut_off) == undisturbed
 
 
 @pytest.mark.thorough
@@ -65,13 +58,13 @@ def test_two_machines_that_are_cut_from_each_other_lose_nothing(
 
     with ExitStack() as stack, cluster.server.client() as client:
 
-        def cut() -> None:
+        def cut_pair() -> None:
             plan = found(client).plan
             assert plan is not None
             one, other = (cluster.machines[stage.members[0].name] for stage in plan.stages[:2])
             stack.enter_context(one.cut_from([other], direction))
 
-        assert train(cluster, name, cut, backups=backups) == undisturbed
+        assert train(cluster, name, cut_pair, backups=backups) == undisturbed
         events = client.events(found(client).id, limit=1000).events
         (pair,) = (event.data["machines"] for event in events if event.kind == "link-cut")
         attempts = {event.attempt for event in events if event.kind == "step"}

@@ -90,8 +90,9 @@ def test_the_links_of_a_machine_that_others_cannot_reach_are_dead(cut_cluster: C
         text=True,
         check=True,
     )
-    (cut_off,) = (line for line in done.stdout.splitlines() if "cut off" in line)
-    assert cut_off.split()[:2] == [NEW, "machine-1"]
+    # If machine-1 was too busy to answer, it has joined again and measured the link from its side as well.
+    cut_off = {frozenset(line.split()[:2]) for line in done.stdout.splitlines() if "cut off" in line}
+    assert cut_off == {frozenset({NEW, "machine-1"})}
 
 
 def test_jobs_are_planned_around_a_dead_link(cut_cluster: Cluster) -> None:

@@ -25,6 +25,7 @@ OVERTAKEN_S = 0.5
 """Delay of a packet that another one overtakes; ARP gives up when a round trip takes three seconds."""
 PORT = 7000
 ALL = "0.0.0.0"
+OWN_NETWORK, DEVICES = Path("/proc/thread-self/ns/net"), Path("/sys/class/net")
 
 
 @dataclass
@@ -361,6 +362,19 @@ def test_a_host_behind_nat_can_have_a_slow_link(hosts: Hosts) -> None:
         assert transfer_s(*ends, 1 << 16) >= 0.05
 
 
+def test_this_machines_own_network_stays_as_it_is() -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(reason)
+    devices, own = sorted(DEVICES.iterdir()), OWN_NETWORK.readlink()
+    with Network() as network, listening(network.add()) as listener:
+        with socket.create_connection((network.hosts[0].address, PORT), ANSWERED_S):
+            listener.accept()[0].close()
+        assert OWN_NETWORK.readlink() != own, "this thread is on the bridge"
+        assert sorted(DEVICES.iterdir()) == devices
+    assert OWN_NETWORK.readlink() == own
+    assert sorted(DEVICES.iterdir()) == devices
+
+
 def test_a_network_leaves_nothing_behind() -> None:
     if (reason := why_not()) is not None:
         pytest.skip(reason)
@@ -375,7 +389,6 @@ def test_a_network_leaves_nothing_behind() -> None:
         )
         assert len(namespaces(host.bridge)) == 4, "a bridge, a router and two hosts"
     assert namespaces(host.bridge) == []
-    assert not (Path("/sys/class/net") / host.bridge).exists()
     wait_for(lambda: shim.status() == psutil.STATUS_ZOMBIE, "the end of the shim", ANSWERED_S)
     with pytest.raises(RuntimeError, match="netns exec"):
         left_open.__exit__(None, None, None)

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.conftest import ready, wait_for
 from tests.hosts.cluster import Cluster
+from tests.hosts.network import Direction
 
 from share_compute.lifecycle.states import JobState
 from share_compute.models.storage.weights import WeightFolder
@@ -47,6 +48,7 @@ def finished(
     disturb: Callable[[], None] = lambda: None,
     *,
     may_disturb: Callable[[JobRecord], bool] = lambda _: True,
+    may_end: bool = False,
 ) -> JobRecord:
     """Run a job on machines that are all ready, and return it when it has succeeded.
 
@@ -56,6 +58,7 @@ def finished(
         spec: the job.
         disturb: called once, when the job has taken some steps.
         may_disturb: whether ``disturb`` may be called by now.
+        may_end: whether the job may end before ``disturb`` returns, as where other machines replace a lost one.
     """
     wait_for(lambda: all(ready(client, each) for each in cluster.machines), "all machines ready")
     job_id = client.submit(spec).id
@@ -71,7 +74,7 @@ def finished(
 
     wait_for(stepping, "the first steps")
     disturb()
-    assert not client.job(job_id).state.is_final, "the job ended before the faults did"
+    assert may_end or not client.job(job_id).state.is_final, "the job ended before the faults did"
     job = wait_for(ended, "the end of the job")
     assert job.state is JobState.succeeded, job.reason
     return job
@@ -83,6 +86,7 @@ def train(
     disturb: Callable[[], None] = lambda: None,
     *,
     backups: bool = True,
+    may_end: bool = True,
 ) -> Result:
     """Run the job once all machines are ready, and return its result.
 
@@ -91,6 +95,7 @@ def train(
         name: of the job.
         disturb: called when the job has taken some steps and, if it has backups, is protected.
         backups: whether each layer is on two machines.
+        may_end: as in `finished`.
     """
     changes = {"name": name, "parallelism": {**JOB["parallelism"], "backups": backups}}
     with cluster.server.client() as client:
@@ -100,6 +105,7 @@ def train(
             {**JOB, **changes},
             disturb,
             may_disturb=lambda job: job.is_protected is backups,
+            may_end=may_end,
         )
         losses = [(each.step, each.data["loss"]) for each in client.metrics(job.id) if each.split == "train"]
         return Result(losses, digest(client, job))
@@ -111,10 +117,10 @@ def digest(client: Client, job: JobRecord) -> str:
     return WeightFolder(model.path).digest()
 
 
-def cut(cluster: Cluster, end: str, seconds: float) -> None:
+def cut(cluster: Cluster, end: str, seconds: float, direction: Direction = "both") -> None:
     """Cut ``server`` or a machine off from all other hosts for some time."""
     host = cluster.host if end == "server" else cluster.machines[end]
-    with host.cut_from(cluster.others(host), "both"):
+    with host.cut_from(cluster.others(host), direction):
         time.sleep(seconds)
 
 
