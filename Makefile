@@ -27,7 +27,7 @@ test: $(READY) ## run all unit tests, and one end-to-end test of each kind: 10 m
 
 test-more: $(READY) ## run the other tests with machines, servers and browsers: 35 minutes on 2 cores
 	-@$(BIN)/python web/build_hook.py
-	$(BIN)/python -m pytest -m "more and not thorough" -n auto --dist loadgroup
+	$(BIN)/python -m pytest -m "more and not thorough" --ignore tests/platform --ignore tests/web -n auto --dist loadgroup
 
 chaos: $(READY) ## inject all failures at all points, and run the tests that the other targets leave out
 	$(BIN)/python -m pytest -m "chaos or thorough" -n auto --dist loadgroup

@@ -343,7 +343,7 @@ def cold_starts(cluster: ApiCluster, num_standby: int, rounds: int) -> list[Cold
 
     def is_at_zero() -> bool:
         counts = cluster.client.deployment("llama").replicas
-        return counts is not None and (counts.wanted, counts.leaving, counts.standby) == (0, 0, num_standby)
+        return counts is not None and (counts.wanted, counts.draining, counts.standby) == (0, 0, num_standby)
 
     results = []
     for _ in range(rounds):

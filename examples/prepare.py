@@ -9,6 +9,7 @@ they are: put your own in their places.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from pyarrow import csv, parquet
 from sklearn.datasets import dump_svmlight_file, load_diabetes, load_digits, load_wine
 from sklearn.feature_extraction.text import HashingVectorizer
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from share_compute.data.tokenization import train_tokenizer
 from share_compute_api.demonstration.corpus import gather_corpus
@@ -33,7 +35,9 @@ WHITE = 255
 
 
 def main(folder: Path = FOLDER) -> None:
-    """Write what is missing below ``folder``."""
+    """Write what is missing below ``folder``, and print its paths."""
+    disable_progress_bar()
+    before = set(folder.iterdir())
     corpus = folder / "corpus.txt"
     if not corpus.exists():
         gather_corpus(corpus)
@@ -47,6 +51,9 @@ def main(folder: Path = FOLDER) -> None:
     write_tables(folder)
     write_pictures(folder / "pictures")
     write_models(folder, lines)
+    written = sorted(set(folder.iterdir()) - before)
+    told = [f"wrote {path}" for path in written] or [f"all files are in {folder} already"]
+    sys.stdout.write("\n".join(told) + "\n")
 
 
 def write_rows(file: Path, column: str, texts: list[str] | tuple[str, ...]) -> None:

@@ -48,6 +48,8 @@ export default defineConfig({
     emptyOutDir: true,
     // Inlined data: URLs would have to be allowed by the Content-Security-Policy.
     assetsInlineLimit: 0,
+    // One file: Vite never requests the styles of a page again, once their loading failed.
+    cssCodeSplit: false,
     chunkSizeWarningLimit: 700,
     // Modules that several pages share are one chunk: dozens of small ones would be loaded one after the other.
     // The map, which most users open first, has no curves.

@@ -12,6 +12,8 @@ import atexit
 import gc
 import runpy
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 PROGRAM = __file__
@@ -24,6 +26,24 @@ def collect_rarely() -> None:
     """Collect garbage less often in this process from now on, and not at its end."""
     gc.set_threshold(*_THRESHOLDS)
     atexit.register(gc.freeze)
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Suspend garbage collections in the block, and exempt all objects of its end from later ones.
+
+    A server, whose clients' streams wait for its restart, imports its packages in this block. With `collect_rarely`
+    alone, the collections during these imports take 0.15 of 1.2 s, and each later collection of all objects 0.2 s, in
+    which streams stand still.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def command_of(module: str, *arguments: str) -> list[str]:

@@ -6,18 +6,26 @@ import json
 import os
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from platformdirs import user_data_path
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PREFIX: Final = "SHARE_COMPUTE_"
+"""Beginning of the names of share-compute's environment variables."""
+
+
+def variable_of(setting: str) -> str:
+    """Return the name of a setting's environment variable."""
+    return f"{PREFIX}{setting.upper()}"
 
 
 class Settings(BaseSettings):
     """Settings of the server; ``share-compute config`` shows them with their sources."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore"
+        env_prefix=PREFIX, frozen=True, use_attribute_docstrings=True, extra="ignore"
     )
 
     data_folder: Path = Field(default_factory=lambda: user_data_path("share-compute"))
@@ -154,12 +162,12 @@ class ClientSettings(BaseSettings):
     """Settings of a client: the address of the control plane and the API key."""
 
     model_config = SettingsConfigDict(
-        env_prefix="SHARE_COMPUTE_", frozen=True, use_attribute_docstrings=True, extra="ignore"
+        env_prefix=PREFIX, frozen=True, use_attribute_docstrings=True, extra="ignore"
     )
 
     url: str | None = None
     """URL of the control plane; default: the server on this machine that uses the same data folder."""
-    api_key: str | None = None
+    api_key: Annotated[str, StringConstraints(strip_whitespace=True)] | None = None
     """API key; default: the key that the server on this machine wrote into its data folder."""
     fingerprint: str | None = None
     """Fingerprint that the control plane's key must have. Default: that of the server on this machine; none for other
@@ -168,3 +176,9 @@ class ClientSettings(BaseSettings):
     """Data folder of a server on this machine."""
     language: Literal["en", "zh"] | None = None
     """Language of what commands print for people; default: that of the locale (LC_ALL, LC_MESSAGES or LANG)."""
+
+
+VARIABLES: Final = frozenset(
+    map(variable_of, (*Settings.model_fields, *ClientSettings.model_fields, "invite", "channel_ports"))
+)
+"""Names of all environment variables that are read; the invite and the ports of channels are no settings."""

@@ -35,7 +35,7 @@ def test_streams_outlive_the_server(
         server = servers.enter_context(
             run_server(tmp_path / "data", port=port.number, data_root=folder.parent)
         )
-        joined = [machines.enter_context(run_contributor(server)) for _ in range(2)]
+        joined = list(threads.map(lambda _: machines.enter_context(run_contributor(server)), range(2)))
         with server.client() as client:
             client.deploy({"name": "llama", "model": {"path": str(folder)}, "parallelism": {"stages": 2}})
             wait_for(lambda: served(client, "llama", 2), "both stages")

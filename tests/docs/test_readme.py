@@ -93,11 +93,7 @@ class Reader:
         assert self.client.wait(self.job).state is JobState.succeeded
 
     def _wait_for_the_deployment(self) -> None:
-        def ready() -> bool:
-            found = self.client.deployment("poet")
-            return found.state is DeploymentState.ready
-
-        wait_for(ready, "the deployment")
+        wait_for(lambda: self.client.deployment("poet").state is DeploymentState.ready, "the deployment")
 
     def _wait_for_the_answers(self) -> None:
         assert self.client.wait(self.job).state is JobState.succeeded

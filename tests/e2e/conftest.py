@@ -145,7 +145,7 @@ class Complaints(list[str]):
         page.on("pageerror", lambda failure: self.append(str(failure)))
 
     def _said(self, message: ConsoleMessage) -> None:
-        # Tests of hosts add network interfaces to this machine, for which Chromium repeats requests.
+        # Containers and others change this machine's network; the dashboard then repeats its requests.
         if message.type in ("error", "warning") and "net::ERR_NETWORK_CHANGED" not in message.text:
             self.append(message.text)
 

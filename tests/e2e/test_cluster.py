@@ -62,9 +62,9 @@ def test_the_map_shows_machines_as_they_join_work_and_go(page: Page, cluster: Cl
     birch = join(cluster.store, "birch")
     expect(node(page, "birch")).to_have_accessible_name(re.compile("joining"))
     measure(cluster.store, birch, 51e9)
-    expect(node(page, "birch")).to_have_accessible_name(re.compile(r"ready, free, 51\.0 GFLOP/s"))
+    expect(node(page, "birch")).to_have_accessible_name(re.compile(r"ready, 51\.0 GFLOP/s"))
     ash = measure(cluster.store, join(cluster.store, "ash"), 51e9)
-    expect(node(page, "ash")).to_have_accessible_name(re.compile("free"))
+    expect(node(page, "ash")).to_have_accessible_name(re.compile("ready"))
     job = cluster.store.jobs.create(digits())
     start(cluster.store, job, [ash, birch])
     expect(node(page, "birch")).to_have_accessible_name(re.compile(f"digits, {NIGHT}"))
@@ -137,7 +137,7 @@ def test_the_page_of_a_machine_shows_its_history_after_a_loss(page: Page, cluste
     expect(holds).to_contain_text(NIGHT)
     train(cluster.store, job, 1, 10)
     gave = page.get_by_role("region", name="Contributions")
-    expect(gave).to_contain_text("10 steps, 40 microbatches, 320 tokens or samples")
+    expect(gave).to_contain_text("10 steps, 40 microbatches, 320 samples")
     time_it(cluster.store, job, [ash, birch])
     busy = page.get_by_role("img", name=re.compile("Busy share of a step: 40%"))
     expect(busy).to_be_visible()
@@ -148,7 +148,7 @@ def test_the_page_of_a_machine_shows_its_history_after_a_loss(page: Page, cluste
     lose(cluster.store, job, birch)
     expect(history.first).to_contain_text("Its Ray node is dead or does not answer.")
     expect(page.get_by_text("lost", exact=True).first).to_be_visible()
-    expect(page.get_by_role("button", name="Send away")).to_have_count(0)
+    expect(page.get_by_role("button", name="Remove")).to_have_count(0)
     expect(page.get_by_text(re.compile("Last seen (just now|[0-9]+ s ago)"))).to_be_visible()
 
 
@@ -237,17 +237,17 @@ def test_a_machine_that_is_not_there_is_said_to_be_unknown(
     complaints.clear()
 
 
-def test_a_machine_is_sent_away_after_a_question(page: Page, cluster: Cluster) -> None:
+def test_a_machine_is_removed_after_a_question(page: Page, cluster: Cluster) -> None:
     machine = measure(cluster.store, join(cluster.store, "birch"), 51e9)
     page.goto(f"{cluster.url}/machines/{machine.id}")
-    page.get_by_role("button", name="Send away").click()
+    page.get_by_role("button", name="Remove").click()
     page.get_by_role("dialog").get_by_role("button", name="Keep it").click()
     expect(page.get_by_role("dialog")).to_have_count(0)
     assert cluster.store.contributors.get(machine.id).state == "ready"
-    page.get_by_role("button", name="Send away").click()
-    page.get_by_role("dialog").get_by_role("button", name="Send away").click()
-    expect(page.get_by_text("The operator sent it away.").first).to_be_visible()
-    expect(page.get_by_role("button", name="Send away")).to_have_count(0)
+    page.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.get_by_text("The operator removed it.").first).to_be_visible()
+    expect(page.get_by_role("button", name="Remove")).to_have_count(0)
     assert cluster.store.contributors.get(machine.id).state == "draining"
 
 

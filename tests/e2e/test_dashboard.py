@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 from tests.conftest import wait_for
 from tests.e2e.accessibility import appearances, checked_pages, violations
 from tests.e2e.conftest import Cluster, Complaints, copied
@@ -196,12 +196,14 @@ def test_what_the_server_refuses_stands_at_its_line(page: Page, complaints: Comp
     complaints.clear()
 
 
-def test_an_invite_is_made_copied_and_revoked(page: Page) -> None:
+def test_an_invite_is_made_copied_and_revoked(page: Page, cluster: Cluster) -> None:
     page.get_by_role("link", name="Invite", exact=True).click()
     page.get_by_label("For whom").fill("laptop of Ada")
+    page.get_by_label("Memory limit (GiB)").fill("1.5")
     page.get_by_role("button", name="Create invite").click()
     line = page.get_by_label("Command to join")
     expect(line).to_contain_text("share-compute join http://127.0.0.1:")
+    assert [invite.memory_bytes for invite in cluster.store.invites.list()] == [3 << 29]
     copy = line.locator("..").get_by_role("button")  # another line says how to install
     copy.click()
     wait_for(lambda: copied(page) == line.inner_text(), "the copied line")
@@ -238,6 +240,50 @@ def test_a_dropped_stream_goes_on_where_it_stopped(
     # The browser logs requests that get no answer.
     assert [text for text in complaints if "Failed to load resource" not in text] == []
     complaints.clear()
+
+
+def test_code_that_the_network_interrupts_is_requested_again(
+    cluster: Cluster, context: BrowserContext
+) -> None:
+    job = cluster.store.jobs.create(digits())
+    start(
+        cluster.store,
+        job,
+        [measure(cluster.store, join(cluster.store, name), 51e9) for name in ("ash", "birch")],
+    )
+    page = context.new_page()
+    page.goto(f"{cluster.url}/#key={cluster.key}")
+    page.get_by_role("heading", name="Machines", level=1).wait_for()
+    interrupted: set[str] = set()
+
+    def interrupt(route: Route) -> None:
+        if route.request.url in interrupted:
+            route.continue_()
+        else:
+            interrupted.add(route.request.url)
+            route.abort("internetdisconnected")
+
+    page.route("**/assets/*.js", interrupt)
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    page.get_by_role("link", name="digits", exact=True).click()
+    expect(page.get_by_role("figure", name=re.compile("Placement of 3 layers"))).to_contain_text("birch")
+    page.keyboard.press("Control+k")
+    expect(page.get_by_role("combobox")).to_be_visible()
+    assert len(interrupted) >= 4
+
+
+def test_code_that_cannot_be_loaded_is_said_and_loaded_once_the_server_has_it(
+    cluster: Cluster, context: BrowserContext
+) -> None:
+    page = context.new_page()
+    page.goto(f"{cluster.url}/#key={cluster.key}")
+    page.get_by_role("heading", name="Machines", level=1).wait_for()
+    page.route("**/assets/Jobs-*.js", lambda route: route.fulfill(status=404))
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    expect(page.get_by_text("This page cannot be loaded from the server.")).to_be_visible()
+    page.unroute("**/assets/Jobs-*.js")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("heading", name="No job yet")).to_be_visible()
 
 
 def test_the_first_load_is_small_and_stays_on_this_host(cluster: Cluster, context: BrowserContext) -> None:

@@ -98,6 +98,19 @@ def test_form_and_yaml_show_each_others_changes(page: Page, cluster: Cluster) ->
     expect(page.get_by_label("Job as YAML")).to_have_value(re.compile("kind: train"))
 
 
+def test_a_revision_is_asked_for_a_model_on_the_hub_only(page: Page, cluster: Cluster) -> None:
+    form(page, cluster, "?start=sweep")
+    expect(page.get_by_text("Each trial gets a plan of its own when it starts.")).to_be_visible()
+    expect(page.get_by_role("radio", name="Layers")).to_be_checked()
+    expect(page.get_by_label("Revision on the Hub")).to_have_count(0)
+    page.get_by_text("Name on the Hub", exact=True).click()
+    page.get_by_label("Revision on the Hub").fill("main")
+    page.get_by_text("Configuration", exact=True).click()
+    # The server refuses the revision now, so that the user must see it.
+    page.get_by_label("Revision on the Hub").fill("")
+    expect(page.get_by_label("Revision on the Hub")).to_have_count(0)
+
+
 def test_every_example_keeps_its_changes_and_sizes_are_buttons(page: Page, cluster: Cluster) -> None:
     form(page, cluster)
     page.get_by_label("Steps", exact=True).fill("77")

@@ -69,6 +69,11 @@ def test_the_trials_of_a_sweep(page: Page, cluster: Cluster) -> None:
     fourth = cluster.store.sweeps.trials(sweep.id)[3]
     run(cluster.store, fourth, 0.1)
     expect(rows.nth(1)).to_contain_text("trial 4 · best")
+    wait_until(lambda: len(cluster.store.sweeps.trials(sweep.id)) >= 5)
+    fifth = cluster.store.sweeps.trials(sweep.id)[4]
+    cluster.store.sweeps.stop(sweep.id, fifth.id, "its loss is number 5 of 5", is_interrupted=False)
+    expect(page.get_by_role("row", name=re.compile("trial 5"))).to_contain_text("stopped")
+    expect(page.get_by_role("region", name="Progress")).not_to_contain_text("Time left")
     page.get_by_role("link", name="trial 4").click()
     page.get_by_role("heading", name="rates 4", level=1).wait_for()
     page.get_by_role("link", name="Trial 4 of a sweep").click()

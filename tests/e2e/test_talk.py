@@ -230,7 +230,7 @@ def test_conversations_are_kept_renamed_exported_and_deleted(
 
 @pytest.mark.parametrize("name", ["poet", "base"])
 def test_the_programs_run_as_they_are_shown(
-    page: Page, cluster: Cluster, poet: Path, base: Path, name: str, complaints: Complaints
+    page: Page, cluster: Cluster, poet: Path, base: Path, name: str
 ) -> None:
     machines(cluster, "ash")
     deploy(cluster, name, poet if name == "poet" else base)
@@ -253,13 +253,10 @@ def test_the_programs_run_as_they_are_shown(
     script = program.inner_text().replace("YOUR_API_KEY", cluster.key)
     ran = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.rstrip().endswith("data: [DONE]")
-    # The browser logs the request for a chat, which a model without a template refuses.
-    assert [said for said in complaints if "400" not in said] == []
-    complaints.clear()
 
 
 def test_two_models_answer_side_by_side_one_of_them_without_a_template(
-    page: Page, cluster: Cluster, poet: Path, base: Path, complaints: Complaints
+    page: Page, cluster: Cluster, poet: Path, base: Path
 ) -> None:
     # Each deployment gets a machine: the first takes all that are ready when it starts.
     machines(cluster, "ash")
@@ -291,9 +288,6 @@ def test_two_models_answer_side_by_side_one_of_them_without_a_template(
     wait_for(are_beside_each_other, "two columns")
     page.set_viewport_size({"width": 390, "height": 800})
     wait_for(are_below_each_other, "one column")
-    # The browser logs requests that the server refuses.
-    assert [said for said in complaints if "400" not in said] == []
-    complaints.clear()
 
 
 def test_a_machine_dies_and_the_answer_goes_on_with_a_mark_where_it_happened(

@@ -198,10 +198,11 @@ def test_an_invite_carries_the_fingerprint(tmp_path: Path) -> None:
 def test_fingerprints_are_read_as_people_write_them() -> None:
     shown = ":".join(["AB"] * 32)
     assert parse_fingerprint(f"SHA256:{shown}") == parse_fingerprint(f" {OTHER} ") == OTHER
-    assert split_invite(join_invite("abcd-efgh", OTHER)) == ("abcd-efgh", OTHER)
-    assert split_invite("abcd-efgh") == ("abcd-efgh", None)
-    for wrong in ("abcd.12", f"abcd.{OTHER[:-1]}", f"abcd.{OTHER}0"):
-        with pytest.raises(UserError, match="fingerprint"):
+    code = "abcd-efgh-ijkl-mnop"
+    assert split_invite(join_invite(code, OTHER)) == (code, OTHER)
+    assert split_invite(code) == (code, None)
+    for wrong in (f"{code}.", f"{code}.12", f"{code}.{OTHER[:-1]}", f"{code}.{OTHER}0", code[:-1], "CODE"):
+        with pytest.raises(UserError, match="cut off or mistyped"):
             split_invite(wrong)
 
 
@@ -316,7 +317,7 @@ def test_joining_another_machine_over_plain_http_is_refused_before_anything_is_s
     for url in ("https://192.0.2.1", "http://127.0.0.1:8700", "http://localhost:1", "http://[::1]:1"):
         require_private_url(url)
     command = own_command("join", "http://192.0.2.1:8700", "--json")
-    environment = {**os.environ, "SHARE_COMPUTE_INVITE": "abcd-efgh"}
+    environment = {**os.environ, "SHARE_COMPUTE_INVITE": "abcd-efgh-ijkl-mnop"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 5
     assert "--tls self-signed" in done.stderr

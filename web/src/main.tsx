@@ -17,7 +17,10 @@ import { theme, variables } from "./theme";
 
 const queries = new QueryClient({
   defaultOptions: {
+    mutations: { networkMode: "always" },
     queries: {
+      // The server may be on this machine, which needs no network.
+      networkMode: "always",
       // Live events report which data is out of date.
       staleTime: 60_000,
       refetchOnWindowFocus: false,

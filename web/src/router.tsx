@@ -1,5 +1,6 @@
-import { createRootRoute, createRoute, createRouter, lazyRouteComponent } from "@tanstack/react-router";
+import { createRootRoute, createRoute, createRouter } from "@tanstack/react-router";
 
+import { pageNotLoaded } from "./api/problem";
 import { Failure, Loading } from "./components/Feedback";
 import { Shell } from "./components/frame/Shell";
 import { NotFound } from "./pages/NotFound";
@@ -10,6 +11,7 @@ import { modelsSearch } from "./pages/models/search";
 import { Cluster } from "./pages/Cluster";
 import type { Start } from "./pages/submit/starts/starts";
 import { clusterSearch } from "./cluster/search";
+import { isLoadFailure, lazyPage } from "./lazy";
 
 /** Names of the examples; their texts are loaded with the page. */
 const START_NAMES = ["digits", "language", "generate", "embed", "sweep", "serve"] as const satisfies readonly Start[];
@@ -28,28 +30,28 @@ const machine = createRoute({
   getParentRoute: () => root,
   path: "/machines/$machineId",
   validateSearch: machineSearch,
-  component: lazyRouteComponent(() => import("./pages/Machine"), "Machine"),
+  component: lazyPage(() => import("./pages/Machine"), "Machine"),
 });
 
 const jobs = createRoute({
   getParentRoute: () => root,
   path: "/jobs",
   validateSearch: runsSearch,
-  component: lazyRouteComponent(() => import("./pages/Jobs"), "Jobs"),
+  component: lazyPage(() => import("./pages/Jobs"), "Jobs"),
 });
 
 const job = createRoute({
   getParentRoute: () => root,
   path: "/jobs/$jobId",
   validateSearch: jobSearch,
-  component: lazyRouteComponent(() => import("./pages/Job"), "Job"),
+  component: lazyPage(() => import("./pages/Job"), "Job"),
 });
 
 const compare = createRoute({
   getParentRoute: () => root,
   path: "/compare",
   validateSearch: compareSearch,
-  component: lazyRouteComponent(() => import("./pages/Compare"), "Compare"),
+  component: lazyPage(() => import("./pages/Compare"), "Compare"),
 });
 
 const submit = createRoute({
@@ -60,20 +62,20 @@ const submit = createRoute({
     ...(START_NAMES.some((name) => name === search.start) && { start: search.start as Start }),
     ...(search.view === "yaml" && { view: "yaml" }),
   }),
-  component: lazyRouteComponent(() => import("./pages/Submit"), "Submit"),
+  component: lazyPage(() => import("./pages/Submit"), "Submit"),
 });
 
 const models = createRoute({
   getParentRoute: () => root,
   path: "/models",
   validateSearch: modelsSearch,
-  component: lazyRouteComponent(() => import("./pages/Models"), "Models"),
+  component: lazyPage(() => import("./pages/Models"), "Models"),
 });
 
 const deployment = createRoute({
   getParentRoute: () => root,
   path: "/deployments/$name",
-  component: lazyRouteComponent(() => import("./pages/Deployment"), "Deployment"),
+  component: lazyPage(() => import("./pages/Deployment"), "Deployment"),
 });
 
 const playground = createRoute({
@@ -81,19 +83,19 @@ const playground = createRoute({
   path: "/playground",
   // Names are separated by commas, so that users can type the URL by hand.
   validateSearch: (search): { with?: string } => (search.with === undefined ? {} : { with: String(search.with) }),
-  component: lazyRouteComponent(() => import("./pages/Playground"), "Playground"),
+  component: lazyPage(() => import("./pages/Playground"), "Playground"),
 });
 
 const invites = createRoute({
   getParentRoute: () => root,
   path: "/invites",
-  component: lazyRouteComponent(() => import("./pages/Invites"), "Invites"),
+  component: lazyPage(() => import("./pages/Invites"), "Invites"),
 });
 
 const admin = createRoute({
   getParentRoute: () => root,
   path: "/admin",
-  component: lazyRouteComponent(() => import("./pages/Admin"), "Admin"),
+  component: lazyPage(() => import("./pages/Admin"), "Admin"),
 });
 
 export const router = createRouter({
@@ -112,8 +114,14 @@ export const router = createRouter({
   ]),
   defaultPreload: "intent",
   defaultPendingComponent: Loading,
-  defaultErrorComponent: ({ error, reset }) => <Failure error={error instanceof Error ? error : new Error(String(error))} retry={reset} />,
+  // A new start, because code that failed to load remains failed.
+  defaultErrorComponent: ({ error }) => <Failure error={shown(error)} retry={() => location.reload()} />,
 });
+
+function shown(error: unknown): Error {
+  if (!(error instanceof Error)) return new Error(String(error));
+  return isLoadFailure(error) ? pageNotLoaded() : error;
+}
 
 declare module "@tanstack/react-router" {
   interface Register {

@@ -31,11 +31,11 @@ from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.agent import client as agent_client
 from share_compute_api.agent.client import AgentClient
-from share_compute_api.agent.identity import AgentIdentity, Identities, digest_of
 from share_compute_api.agent.joining import JoinOptions, check_machine, resolve_limits
 from share_compute_api.agent.reachability import require_reachable
 from share_compute_api.agent.sensors import Sensors, SensorThread
 from share_compute_api.connection.backoff import ExponentialBackoff
+from share_compute_api.connection.identity import AgentIdentity, Identities, digest_of
 from share_compute_api.connection.join_line import INVITE_VARIABLE
 from share_compute_api.schemas.agents import (
     ClusterAccess,
@@ -86,6 +86,8 @@ class AgentStatus:
     """Current activity of the agent in words, such as ``joining``."""
     since: datetime
     contributor_id: str | None = None
+    lent: MachineLimits | None = None
+    """Lent resources; None before the machine was examined."""
     work: ContributorWork | None = None
     utilization: Utilization | None = None
     """Last measurement of this machine; None before the first one."""
@@ -139,18 +141,22 @@ class Agent:
         self._beats = 0
         self._grace_s = _NODE_GRACE_S
         self._sensors: SensorThread | None = None
+        self._refusal = ""
+        """Reason why the server refuses this machine; empty while it does not."""
 
     def run(self) -> None:
-        """Join and work until Ctrl-C, SIGTERM or removal by the server; then end all child processes.
+        """Join and work until Ctrl-C or SIGTERM; then end all child processes.
 
         Raises:
-            ShareComputeError: the machine could not join, or the server refused it or did not answer for 10 minutes.
+            NotAuthorized: the server refused this machine, or the operator removed it.
+            ShareComputeError: the machine could not join, or the server did not answer for 10 minutes.
         """
         with Interrupts() as interrupts, ExitStack() as stack:
             stack.callback(interrupts.begin_stopping)
             options = self._options
             stack.enter_context(self._identities.in_use(options.url, options.name))
             limits = resolve_limits(options)
+            self._view = replace(self._view, lent=limits)
             identity, access = self.enroll(limits)
             children = open_run_folder(f"contributor {options.url} {options.name}")
             stack.callback(close_run_folder, children)
@@ -208,9 +214,8 @@ class Agent:
             except Unavailable as unavailable:
                 if time.monotonic() > deadline:
                     raise
-                pause_s = self._unreachable.failed()
-                self._show(f"{unavailable.message}; trying again in {pause_s:.0f} s")
-                self._sleep(pause_s)
+                self._show(f"{unavailable.message}; trying again")
+                self._sleep(self._unreachable.failed())
 
     def _join(self, invite: str, limits: MachineLimits) -> tuple[AgentIdentity, ClusterAccess]:
         options = self._options
@@ -246,6 +251,7 @@ class Agent:
     def _keep(self, joined: Joined, invite: str | None = None) -> tuple[AgentIdentity, ClusterAccess]:
         options = self._options
         identity = AgentIdentity(
+            url=options.url,
             contributor_id=joined.contributor_id,
             key=joined.contributor_key,
             fingerprint=options.fingerprint,
@@ -290,7 +296,7 @@ class Agent:
     def work(
         self, client: AgentClient, cluster: ClusterAccess, limits: NodeLimits, children: ChildProcesses
     ) -> None:
-        """Keep a node in the cluster until the server asks this machine to leave.
+        """Keep a node in the cluster until an error ends the work.
 
         Args:
             client: client of the server, for the contributor that `enroll` returned.
@@ -299,7 +305,7 @@ class Agent:
             children: starts the node as a child process.
 
         Raises:
-            NotAuthorized: the server refused this machine.
+            NotAuthorized: the server refused this machine, or the operator removed it.
             NotFound: the server no longer knows this machine.
             Unavailable: the server did not answer for 10 minutes.
         """
@@ -307,6 +313,9 @@ class Agent:
         self._sensors = SensorThread(lambda: self._make_sensors(limits))
         try:
             self._stay_online(client, cluster, limits)
+        except NotAuthorized as refused:
+            self._refusal = f"{refused.message}: {refused.hint}"
+            raise
         finally:
             self._sensors.stop()
 
@@ -340,7 +349,9 @@ class Agent:
             else:
                 last_contact = time.monotonic()
                 if work.wanted == "leave":
-                    return
+                    raise NotAuthorized(
+                        "the operator removed this machine", hint="ask for a new invite and join again"
+                    )
                 self._show_work(work)
                 self._sleep(_HEARTBEAT_S)
 
@@ -381,7 +392,7 @@ class Agent:
         self._view = replace(self._view, work=work)
         idle = {
             ContributorState.ready: "ready",
-            ContributorState.quarantined: "quarantined: it made wrong numbers; ask the operator of the cluster",
+            ContributorState.quarantined: f"quarantined: it {work.reason}; ask the operator of the cluster",
         }.get(work.state, "being measured")
         self._show("working" if work.job or work.deployment else idle)
 
@@ -425,7 +436,10 @@ class Agent:
                 hint="join again when it is back",
             ) from trouble
         pause_s = backoff.failed()
-        self._show(f"{trouble.message}; trying again in {pause_s:.0f} s")
+        if backoff is self._unreachable:  # each of its short delays would be another line of a log
+            self._show(f"{trouble.message}; trying again")
+        else:
+            self._show(f"{trouble.message}; trying again in {pause_s:.0f} s")
         self._sleep(pause_s)
 
     def _come_online(self, client: AgentClient, access: ClusterAccess, limits: NodeLimits) -> None:
@@ -472,12 +486,12 @@ class Agent:
 
         If the server does not answer, the node is not stopped here.
         """
-        self._show("leaving")
+        self._show(f"draining; {self._refusal}" if self._refusal else "draining")
         deadline = time.monotonic() + self._options.leave_within_s
         try:
             state = client.leave().state
             if state is ContributorState.draining:
-                self._show("leaving; its shards move to other machines first")
+                self._show("draining; its shards move to other machines first")
             while state is ContributorState.draining and time.monotonic() < deadline:
                 self._sleep(0.2)
                 work = client.heartbeat()
@@ -489,7 +503,7 @@ class Agent:
             if state is ContributorState.draining:
                 # The job did not release the machine in time, so the node gets only a short grace period.
                 self._grace_s = _LEAVE_GRACE_S
-                self._show("leaving; a job still holds it, and loses it")
+                self._show("draining; a job still holds it, and loses it")
             self._stop_node()
             self._view = replace(self._view, work=None, utilization=None)
-            self._show("left")
+            self._show(f"left; {self._refusal}" if self._refusal else "left")

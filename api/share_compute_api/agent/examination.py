@@ -112,7 +112,7 @@ def _node_ports(settings: Settings) -> CheckResult:
         free = within.free()
     except ShareComputeError as failure:
         return CheckResult("node ports", "fail", failure.message, hint=failure.hint)
-    text = f"Ray nodes use TCP {within}, and {free} of these ports are free; open them between machines"
+    text = f"Ray nodes started here use TCP {within}, and {free} of these ports are free; open them between machines"
     if free >= LEAST_FREE_PORTS:
         return CheckResult("node ports", "ok", text)
     hint = "end what uses them, or choose other ports with --port-range (SHARE_COMPUTE_PORT_RANGE)"

@@ -17,15 +17,15 @@ from share_compute_actors.machine.cores import on_cores, share_cores
 from share_compute_actors.machine.processes import Child, ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.agent.agent import Agent, AgentStatus
-from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions, resolve_limits
 from share_compute_api.agent.systemd import GRACE_S, RETRY_S
+from share_compute_api.connection.identity import Identities
 from share_compute_api.schemas.agents import ContributedWork, ContributorWork
 from share_compute_api.schemas.utilization import Utilization
 from share_compute_api.terminal.children import Interrupts, own_command
 
 FINAL = (0, 2, 5)
-"""Exit codes after which an agent is not restarted: it left, its options are wrong, or the server rejected its key."""
+"""Exit codes after which an agent is not restarted: it left, its options are wrong, or the server refused it."""
 _POLL_S = 0.5
 
 
@@ -90,7 +90,11 @@ class Host:
     ) -> None:
         now = datetime.now(UTC)
         self._devices = [
-            _Device(options, cores, AgentStatus(options.name, options.url, "waiting", now))
+            _Device(
+                options,
+                cores,
+                AgentStatus(options.name, options.url, "waiting", now, lent=resolve_limits(options)),
+            )
             for options, cores in zip(devices, _cores(devices), strict=True)
         ]
         self._report = report
@@ -228,8 +232,9 @@ def _rate(bytes_per_s: int | None) -> str | None:
 
 
 def _last_error(child: Child) -> str:
-    """Return the last error that an agent printed."""
+    """Return the last error that an agent printed, with its hint."""
     try:
-        return str(json.loads(child.log_tail(1))["error"]["detail"])
+        error = json.loads(child.log_tail(1))["error"]
+        return f"{error['detail']}: {error['hint']}" if error.get("hint") else str(error["detail"])
     except (ValueError, KeyError, TypeError):
         return child.last_words()

@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import psutil
+from pydantic import TypeAdapter, ValidationError
 
-from share_compute.errors import ClockSkew, Unavailable, UserError
+from share_compute.errors import ClockSkew, Unavailable, UntrustedCertificate, UserError
+from share_compute.files.problem_words import problem_text
 from share_compute.quantities import rate_text
 from share_compute.rate_limit import LEAST_BYTES_PER_S
 from share_compute_actors.machine.ports import DEFAULT_RANGE, PortRange
@@ -29,8 +31,9 @@ from share_compute_actors.machine.preflight import (
 from share_compute_actors.machine.run_folders import root_folder, sweep
 from share_compute_api.agent.client import probe_server
 from share_compute_api.agent.devices import LentDevice
+from share_compute_api.connection.fingerprints import WHOLE_INVITE
 from share_compute_api.connection.private import require_private_url
-from share_compute_api.schemas.agents import MachineLimits
+from share_compute_api.schemas.agents import MachineLimits, MachineName
 
 _DEFAULT_SHARE = 0.5
 """Share of the available memory that is lent by default."""
@@ -68,6 +71,15 @@ def default_name() -> str:
     """Return a valid machine name made from the host name."""
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname().split(".")[0])
     return name.lstrip("_.-")[:63] or "machine"
+
+
+def check_name(name: str) -> str:
+    """Return a machine's name, or raise UserError if no machine may have it."""
+    try:
+        return TypeAdapter(MachineName).validate_python(name)
+    except ValidationError as failure:
+        problem = problem_text(failure.errors()[0])
+        raise UserError(f"{name!r}: {problem}", hint="choose a name such as ada-laptop") from failure
 
 
 def resolve_limits(options: JoinOptions) -> MachineLimits:
@@ -111,7 +123,7 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
 
     Raises:
         UserError: the machine has too few threads or too little memory, or too little memory is lent, or a rate is too
-            low for this many devices.
+            low for this many devices, or a name is too long.
     """
     if len(devices) == 1:
         return (replace(options, device=devices[0]),)
@@ -121,7 +133,7 @@ def split(options: JoinOptions, devices: Sequence[LentDevice]) -> tuple[JoinOpti
     return tuple(
         replace(
             options,
-            name=f"{options.name}.{device.suffix}",
+            name=check_name(f"{options.name}.{device.suffix}"),
             device=device,
             memory_bytes=limits.memory_bytes // total * len(device.names),
             cpu_threads=max(1, limits.cpu_threads // total) * len(device.names),
@@ -161,6 +173,7 @@ def check_machine(
     Raises:
         InsecureTransport: the URL is plain HTTP to another machine, and ``is_insecure`` is not set.
         UserError: there is too little disk space or memory, or the address is not this machine's.
+        UntrustedCertificate: the server's certificate is not trusted.
         Unavailable: the server or its Ray head cannot be reached.
         ClockSkew: the clocks of the server and this machine differ too much.
     """
@@ -168,7 +181,15 @@ def check_machine(
         require_private_url(options.url)
     check_memory(limits.memory_bytes).require()
     check_disk(root_folder()).require()
-    probe = probe_server(options.url, options.fingerprint)
+    try:
+        probe = probe_server(options.url, options.fingerprint)
+    except UntrustedCertificate as untrusted:
+        if options.invite is None:
+            raise
+        raise UntrustedCertificate(
+            f"{untrusted.message}; the invite has no fingerprint",
+            hint=f"{WHOLE_INVITE}; if it printed none, {untrusted.hint}",
+        ) from untrusted
     check_clock(probe.skew_s).require(ClockSkew)
     ray_address = find_head()
     check_head(ray_address).require(Unavailable)

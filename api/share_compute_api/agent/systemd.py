@@ -31,7 +31,8 @@ def unit_text(arguments: list[str], url: str, data_folder: Path, leave_within_s:
     """Return the text of the unit.
 
     systemd restarts the service after a failure, but not after exit code 2 (wrong options) or 5 (the server refuses the
-    machine's key). To stop the service, systemd sends SIGTERM only to the main process.
+    machine, for example because the operator removed it). To stop the service, systemd sends SIGTERM only to the main
+    process.
 
     Args:
         arguments: arguments of ``share-compute``.

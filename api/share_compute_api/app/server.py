@@ -7,7 +7,6 @@ this module imports only modules that the head needs.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import socket
 from collections.abc import Callable, Iterator
@@ -20,7 +19,9 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from share_compute.errors import Conflict, UserError
+from share_compute.program import collecting_later
 from share_compute.settings import Settings
+from share_compute.store.records import AT_START, THIS_MACHINE
 from share_compute_actors.machine.processes import ChildProcesses
 from share_compute_actors.machine.run_folders import close_run_folder, open_run_folder
 from share_compute_api.app.fencing import ends_within_grace
@@ -165,23 +166,6 @@ def _starting_cluster(settings: Settings, children: ChildProcesses) -> Iterator[
             raise
 
 
-@contextmanager
-def collecting_later() -> Iterator[None]:
-    """Suspend Python's garbage collector in the block; after it, exempt all existing objects.
-
-    Modules and pydantic models are never freed, so collections would find nothing. Without them, a start takes a
-    seventh less time.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
-
-
 def _open_store(settings: Settings, stack: ExitStack) -> Store:
     from share_compute.store import Store
     from share_compute.store.database.backups import FOLDER, prepare
@@ -204,7 +188,7 @@ def _introduce(
     key = store.keys.verify(first_api_key(settings.data_folder, store))
     assert key is not None
     sign_in, _ = context.codes.make(key.id, store.clock())
-    _, code = store.invites.create(label="printed at start", expires_in_s=settings.invite_life_s)
+    _, code = store.invites.create(label=AT_START, expires_in_s=settings.invite_life_s, replaces=True)
     fingerprint = certificate.fingerprint if certificate else None
     file = write_server_file(settings.data_folder, url, fingerprint)
     stack.callback(file.unlink, missing_ok=True)
@@ -244,7 +228,7 @@ def _control_plane(app: FastAPI, certificate: ServerCertificate | None, children
 
 
 def _contribute(store: Store, running: Running, children: ChildProcesses, settings: Settings) -> None:
-    _, code = store.invites.create(label="this machine", expires_in_s=settings.invite_life_s)
+    _, code = store.invites.create(label=THIS_MACHINE, expires_in_s=settings.invite_life_s, replaces=True)
     command = own_command("join", running.url, "--name", f"{socket.gethostname().split('.')[0]}-server")
     # Other users of the machine can read command arguments, but not the environment.
     environment = {

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from share_compute.errors import NotFound, ShareComputeError, UserError
+from share_compute.files.field_errors import refused
 from share_compute.files.folder_facts import FolderFacts
 from share_compute.lifecycle.folders import job_folder
 from share_compute.scopes import Scope
@@ -24,7 +25,6 @@ from share_compute_api.catalogue.operator_file import CATALOGUE_FILE, OfferedMod
 from share_compute_api.schemas.bodies import UploadView
 from share_compute_api.schemas.catalogue import CatalogueEntry, CatalogueView, ModelSource
 from share_compute_api.submission.data_roots import DataRoots, require_no_links
-from share_compute_api.submission.model_folders import refused
 from share_compute_api.uploads.upload_store import UploadStore
 from share_compute_api.workers.isolated.remembered import Asks
 

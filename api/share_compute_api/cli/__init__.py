@@ -7,6 +7,7 @@ completion stay fast.
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 
@@ -34,8 +35,8 @@ from share_compute_api.cli.submitter.preview import preview_data
 from share_compute_api.cli.submitter.serve import chat, deployments, scale, serve, undeploy
 from share_compute_api.cli.submitter.simulate import simulate
 from share_compute_api.cli.submitter.tune import tune
-from share_compute_api.terminal.output import print_failure
-from share_compute_api.terminal.usage import CommandGroup, usage_error
+from share_compute_api.terminal.output import print_failure, print_warning
+from share_compute_api.terminal.usage import CommandGroup, as_given, usage_error, variable_warnings
 
 _EPILOG = (
     "Exit codes: 0 done; 1 internal error; 2 wrong request or usage; 3 not found; 4 conflict with the "
@@ -123,6 +124,8 @@ def _root(
     ),
 ) -> None:
     del version
+    for warning in variable_warnings(os.environ):
+        print_warning(warning)
 
 
 def main() -> None:
@@ -148,8 +151,8 @@ def main() -> None:
         sys.stderr.write("Aborted.\n")
         sys.exit(1)
     except ValidationError as failure:
-        refused = invalid(
-            failure, "fix this option or environment variable; `share-compute config` shows all"
+        refused = as_given(
+            invalid(failure, "fix this option or environment variable; `share-compute config` shows all")
         )
         print_failure(refused, as_json="--json" in sys.argv)
         sys.exit(refused.exit_code)

@@ -290,7 +290,7 @@ def _raise_for_error(response: httpx.Response) -> None:
         ) from None
     unknown = ShareComputeError if response.is_server_error else UserError
     # The message ends with the hint for programs, which mentions a route.
-    text, _, hint = message.partition("; GET /v1/models")
+    text, _, hint = message.partition("GET /v1/models")
     raise _KINDS.get(response.status_code, unknown)(
-        text, hint="share-compute deployments lists what is served" if hint else None
+        text.rstrip("; "), hint="share-compute deployments lists what is served" if hint else None
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from share_compute.errors import UserError
-from share_compute.files.plain_yaml import MOST_BYTES, read_yaml, write_yaml
+from share_compute.files.plain_yaml import MOST_BYTES, line_of, read_yaml, write_yaml
 from share_compute.files.strict import suggestion
 from share_compute.quantities import bytes_text
 from share_compute.specification import (
@@ -29,6 +29,7 @@ from share_compute.specification import (
 )
 from share_compute.specification.paths import UPLOAD, AnyNamed
 from share_compute.specification.placement.pinned_plan import read_plan
+from share_compute.topology import Topology
 from share_compute_api.schemas.bodies import UploadView
 
 Submission: TypeAlias = AnyJob | dict[str, Any] | str
@@ -73,9 +74,9 @@ def read_job(path: Path) -> TrainJob:
     Raises:
         UserError: the input cannot be read, or is not a training job.
     """
-    if str(path) != "-":
-        return read_job_file(path)
-    return with_full_paths(parse_job(with_plan(sys.stdin.read(), Path.cwd())), Path.cwd())
+    text, base = _text_of(path)
+    with in_file(path, text):
+        return with_full_paths(parse_job(with_plan(text, base)), base)
 
 
 def read_any_job(path: Path) -> AnyJob:
@@ -85,16 +86,8 @@ def read_any_job(path: Path) -> AnyJob:
         UserError: the input cannot be read, or is not a job.
     """
     text, base = _text_of(path)
-    return with_full_paths(parse_any_job(with_plan(text, base)), base)
-
-
-def read_job_file(path: Path) -> TrainJob:
-    """Read a training job from a YAML or JSON file, and resolve its relative paths against the file's folder.
-
-    Raises:
-        UserError: the file cannot be read, or is not a training job.
-    """
-    return with_full_paths(parse_job(with_plan(read_text(path), path.parent)), path.parent)
+    with in_file(path, text):
+        return with_full_paths(parse_any_job(with_plan(text, base)), base)
 
 
 def read_submission(path: Path) -> Named:
@@ -104,7 +97,45 @@ def read_submission(path: Path) -> Named:
         UserError: the input cannot be read, or is neither a job nor a deployment.
     """
     text, base = _text_of(path)
-    return with_full_paths(parse_submission(with_plan(text, base)), base)
+    with in_file(path, text):
+        return with_full_paths(parse_submission(with_plan(text, base)), base)
+
+
+def read_topology_file(path: Path) -> Topology:
+    """Read a topology file, YAML or JSON.
+
+    Raises:
+        UserError: the file cannot be read, or is not a topology file.
+    """
+    from share_compute.files.topology_file import read_topology
+
+    text = read_text(path)
+    with in_file(path, text):
+        return read_topology(text)
+
+
+@contextmanager
+def in_file(path: Path, text: str | None = None, *, only_fields: bool = False) -> Iterator[None]:
+    """Add a file's name, and the lines of invalid fields, to errors about its content.
+
+    Args:
+        path: the file; errors about standard input (``-``) stay as they are.
+        text: its content; None to read an ordinary file again, and to name no lines of a pipe.
+        only_fields: whether errors that name no fields stay as they are, too, because they are not about the content.
+    """
+    try:
+        yield
+    except UserError as failure:
+        fields = failure.details.get("fields")
+        if str(path) == "-" or "file" in failure.details or (only_fields and not fields):
+            raise
+        details = {**failure.details, "file": str(path)}
+        if text is None:
+            text = read_text(path) if path.is_file() else ""
+        # JSON need not be YAML: it may be indented with tabs.
+        if fields and text and not text.lstrip().startswith("{"):
+            details["fields"] = [{**each, "line": line_of(text, each["field"])} for each in fields]
+        raise type(failure)(f"{path}: {failure.message}", hint=failure.hint, details=details) from failure
 
 
 def _text_of(path: Path) -> tuple[str, Path]:
@@ -131,12 +162,14 @@ def with_plan(text: str, base: Path) -> str | dict[str, Any]:
         return text
     file = base / os.path.expanduser(part["plan"])  # noqa: PTH111 - Path.expanduser fails for unknown users
     try:
-        part["plan"] = read_plan(read_text(file, MOST_BYTES))
+        plan_text = read_text(file, MOST_BYTES)
+        with in_file(file, plan_text):
+            part["plan"] = read_plan(plan_text)
     except ValueError as failure:  # a null character in the name
         raise UserError(f"parallelism.plan: {failure}", hint="name the plan file") from failure
     except UserError as failure:
         raise UserError(
-            f"parallelism.plan ({file}): {failure.message}", hint=failure.hint, details=failure.details
+            f"parallelism.plan: {failure.message}", hint=failure.hint, details=failure.details
         ) from failure
     assert isinstance(data, dict)
     return data

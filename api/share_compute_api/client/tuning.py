@@ -104,7 +104,6 @@ def fixed_settings(job: TrainJob) -> dict[Tuned, str]:
         found["precision"] = "slices of sequences compute in float32"
         found["compile"] = "slices of sequences are computed eagerly"
     elif job.parallelism.tensor > 1:
-        found["precision"] = "the processes of a machine compute in float32"
         found["compile"] = "the processes of a machine compute eagerly"
     elif job.training.compile == "auto":
         found["compile"] = "auto measures compiled code whenever a job starts"

@@ -114,6 +114,8 @@ class Cluster:
         """Gateway that was started together with the current head, until `_use_gateway` takes it."""
         self._gateway: Gateway | None = None
         self._is_connected = asyncio.Event()
+        self._has_ended = False
+        """Whether nothing connects a gateway any more, because the server stops."""
         self._rotated: asyncio.Future[None] | None = None
         """Future that is done when a head with the new token runs; None unless the token is being replaced."""
         self.trouble: str | None = None
@@ -172,6 +174,8 @@ class Cluster:
 
     async def _connected(self) -> Gateway:
         while self._gateway is None:  # the gateway may be lost again before this task resumes
+            if self._has_ended:
+                raise self.unusable()
             await self._is_connected.wait()
         return self._gateway
 
@@ -251,9 +255,14 @@ class Cluster:
 
     async def run(self) -> None:
         """Keep the head and the gateway running until cancelled; restart each whenever it ends."""
-        while True:
-            await self._use_head()
-            await self._replace_head()
+        try:
+            while True:
+                await self._use_head()
+                await self._replace_head()
+        except asyncio.CancelledError:  # the server stops; after other exceptions the caller runs this again
+            self._has_ended = True
+            self._is_connected.set()
+            raise
 
     async def _use_head(self) -> None:
         """Keep a gateway connected to the current head until the head has ended or must be replaced."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from share_compute.errors import Unavailable
+from share_compute.quantities import listed
 from share_compute.settings import ClientSettings
 from share_compute_api.connection.fingerprints import parse_fingerprint
-
-Model = TypeVar("Model", bound=BaseModel)
+from share_compute_api.connection.identity import Identities, read_stored
 
 SERVER_FILE = "server.json"
 CREDENTIALS_FILE = "credentials.json"
+_HINT = "start the server again with `share-compute up`"
 
 
 class ServerFile(BaseModel):
@@ -63,27 +63,27 @@ def find_target(
     pin = parse_fingerprint(fingerprint) if fingerprint else None
     if url is not None and api_key is not None and (pin is not None or not url.startswith("https:")):
         return Target(url.rstrip("/"), api_key, pin)
-    server = _read(ServerFile, folder / SERVER_FILE)
+    server = read_stored(ServerFile, folder / SERVER_FILE, hint=_HINT)
     if url is None and server is None:
-        raise Unavailable(
-            f"no server runs on this machine ({folder / SERVER_FILE} is missing)",
-            hint="start one with `share-compute up`, or name one: SHARE_COMPUTE_URL=http://host:8700",
-        )
+        raise _no_server(folder)
     local = server.url.rstrip("/") if server else None
     url = url.rstrip("/") if url else local
     assert url is not None
     if api_key is None and url == local:
-        credentials = _read(CredentialsFile, folder / CREDENTIALS_FILE)
+        credentials = read_stored(CredentialsFile, folder / CREDENTIALS_FILE, hint=_HINT)
         api_key = credentials.api_key if credentials else None
     return Target(url, api_key, pin or (server.fingerprint if server and url == local else None))
 
 
-def _read(kind: type[Model], path: Path) -> Model | None:
-    try:
-        return kind.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as failure:
-        raise Unavailable(
-            f"{path} cannot be read: {failure}", hint="start the server again with `share-compute up`"
-        ) from failure
+def _no_server(folder: Path) -> Unavailable:
+    missing = f"no server runs on this machine ({folder / SERVER_FILE} is missing)"
+    if lent_to := Identities(folder).urls():
+        return Unavailable(
+            f"{missing}; it joined {listed(lent_to)}",
+            hint="to start a server here: share-compute up. The terminal of `share-compute join` shows this machine's "
+            "work, or the log that `share-compute service status` names. For jobs on that server, run the line that "
+            "`share-compute keys create` prints for its operator",
+        )
+    return Unavailable(
+        missing, hint="start one with `share-compute up`, or name one: SHARE_COMPUTE_URL=http://host:8700"
+    )

@@ -13,10 +13,13 @@ import ssl
 from typing import TYPE_CHECKING, Final
 
 from share_compute.errors import UserError, WrongFingerprint
+from share_compute.store.secret import is_invite_code
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
+WHOLE_INVITE: Final = "copy the whole invite: code, dot and fingerprint, as share-compute invite printed it"
+"""Hint for an invite that is cut off."""
 _HEXADECIMAL: Final = re.compile("[0-9a-f]{64}")
 
 
@@ -52,10 +55,19 @@ def split_invite(text: str) -> tuple[str, str | None]:
     """Return the code and the fingerprint in an invite; the fingerprint is None if the invite has none.
 
     Raises:
-        UserError: the text after the code is not a fingerprint.
+        UserError: the code does not have the form of an invite's code, or the text after it is not a fingerprint.
     """
-    code, _, fingerprint = text.strip().partition(".")
-    return code, parse_fingerprint(fingerprint) if fingerprint else None
+    code, dot, fingerprint = text.strip().partition(".")
+    if not is_invite_code(code):
+        raise _cut_off("it does not begin with four groups of four letters and digits")
+    try:
+        return code, parse_fingerprint(fingerprint) if dot else None
+    except UserError as failure:
+        raise _cut_off(failure.message) from failure
+
+
+def _cut_off(problem: str) -> UserError:
+    return UserError(f"the invite is cut off or mistyped: {problem}", hint=WHOLE_INVITE)
 
 
 def pinned_context(fingerprint: str) -> ssl.SSLContext:

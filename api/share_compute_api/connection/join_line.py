@@ -28,7 +28,12 @@ def join_command(url: str, invite: str, *, insecure: bool = False) -> str:
 
 
 def is_for_this_machine_alone(command: str) -> bool:
-    """Return whether the address in a join command can be reached only from this machine."""
-    url = command.partition(" join ")[2].split()[0]
-    host = urlsplit(url).hostname or ""
-    return host == "localhost" or is_loopback(host)
+    """Return whether only this machine can join with a join command.
+
+    No other machine reaches a loopback address, or gets the cluster's token over plain HTTP without ``--insecure``.
+    """
+    url, *options = command.partition(" join ")[2].split()
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    is_refused = parts.scheme == "http" and "--insecure" not in options
+    return is_refused or host == "localhost" or is_loopback(host)

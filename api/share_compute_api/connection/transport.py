@@ -6,7 +6,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -25,7 +24,9 @@ from share_compute_api.connection.discovery import Target
 from share_compute_api.connection.fingerprints import pinned_context
 
 PREFIX = "/api/v1"
-_GIVE_KEY = "set SHARE_COMPUTE_API_KEY to a valid key; share-compute keys create makes one"
+_GIVE_KEY = (
+    "set SHARE_COMPUTE_API_KEY to a valid key; ask the operator, who makes one with share-compute keys create"
+)
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_EOF_WHILE_READING")
 """Reasons of OpenSSL for an answer that is not TLS."""
 _RUNS = "check that the server runs (share-compute up)"
@@ -41,6 +42,8 @@ class _Connection:
     def _options(self, timeout_s: float) -> dict[str, Any]:
         """Return the arguments of the clients of httpx."""
         target = self.target
+        if target.api_key is not None and not (target.api_key.isascii() and target.api_key.isprintable()):
+            raise NotAuthorized("the API key has characters that no key has", hint=_GIVE_KEY)
         try:
             return {
                 "base_url": httpx.URL(target.url + PREFIX),
@@ -93,7 +96,7 @@ class Transport(_Connection):
         """
         with self.translated():
             response = self.http.request(method, path, **options)
-        raise_for_problem(response)
+        _require_answer(response)
         return response
 
     def read(self, kind: type[Answer], method: str, path: str, **options: Any) -> Answer:
@@ -129,7 +132,7 @@ class AsyncTransport(_Connection):
             options["content"] = _asynchronous(content)
         with self.translated():
             response = await self.http.request(method, path, **options)
-        raise_for_problem(response)
+        _require_answer(response)
         return response
 
     async def close(self) -> None:
@@ -193,28 +196,52 @@ def raise_for_problem(response: httpx.Response) -> None:
         problem = response.json()
         code, detail = problem["code"], problem["detail"]
     except (ValueError, KeyError, TypeError):
-        kind: type[ShareComputeError] = Unavailable if response.is_server_error else UserError
-        raise kind(
-            f"{response.url.copy_with(path='/')} is no share-compute server, or a proxy stands before it: it answered "
-            f"{response.status_code} {response.reason_phrase}",
-            hint="check the URL and its port",
-        ) from None
-    if response.status_code == HTTPStatus.UNAUTHORIZED and code == NotAuthorized.code:
-        problem["hint"] = _GIVE_KEY  # the server's hint names a header
+        raise _no_server(response, f"{response.status_code} {response.reason_phrase}") from None
+    if code == NotAuthorized.code and "Authorization" in str(problem.get("hint")):
+        problem["hint"] = _GIVE_KEY
     raise error_of(
         code, detail, problem, unknown=ShareComputeError if response.is_server_error else UserError
     )
 
 
-def require_server_url(url: str) -> None:
-    """Raise `UserError` if a text cannot be the URL of a server."""
+def _require_answer(response: httpx.Response) -> None:
+    """Raise the error that a response reports, or that a web page came in place of an answer of the REST API."""
+    raise_for_problem(response)
+    if response.headers.get("content-type", "").startswith("text/html"):
+        raise _no_server(response, "with a web page")
+
+
+def _no_server(response: httpx.Response, answered: str) -> ShareComputeError:
+    kind: type[ShareComputeError] = Unavailable if response.is_server_error else UserError
+    return kind(
+        f"{response.url.copy_with(path='/', query=None)} is no share-compute server, or a proxy stands before it: "
+        f"it answered {answered}",
+        hint="check the URL and its port; the URL of a server has no path",
+    )
+
+
+def require_server_url(url: str, *, has_tls: bool = False) -> None:
+    """Raise `UserError` if a text cannot be the URL of a server.
+
+    Args:
+        url: the text.
+        has_tls: whether the server is known to use TLS; the error then suggests a URL that begins with ``https://``.
+    """
     try:
         found = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as failure:
-        raise _bad_url(url) from failure
+        raise _bad_url(url, has_tls=has_tls) from failure
     if found.scheme not in {"http", "https"} or not found.host:
-        raise _bad_url(url)
+        raise _bad_url(url, has_tls=has_tls)
 
 
-def _bad_url(url: str) -> UserError:
-    return UserError(f"{url!r} is not the URL of a server", hint="write it like http://192.0.2.1:8700")
+def _bad_url(url: str, *, has_tls: bool = False) -> UserError:
+    try:
+        is_without_scheme = "://" not in url and httpx.URL(f"http://{url}").port is not None
+    except (httpx.InvalidURL, ValueError):
+        is_without_scheme = False
+    # A server without TLS usually listens on loopback only.
+    is_plain = not has_tls and url.partition(":")[0] in {"localhost", "127.0.0.1"}
+    meant = f"http://{url}" if is_plain else f"https://{url}"
+    more = f"; did you mean {meant!r}?" if is_without_scheme else ""
+    return UserError(f"{url!r} is not the URL of a server{more}", hint="write it like https://192.0.2.1:8700")

@@ -16,6 +16,7 @@ from share_compute.files.plain_yaml import write_yaml
 from share_compute.models.huggingface.licence import licence_in
 from share_compute.quantities import bytes_text, seconds_text
 from share_compute.specification import Task, TrainJob
+from share_compute.specification.layers import expanded
 from share_compute.specification.paths import with_file_names
 from share_compute.specification.task import METRICS_BESIDE_LOSS
 from share_compute.store import ArtifactRecord, JobRecord, MetricRecord, Store
@@ -35,6 +36,55 @@ _PIPELINES: dict[Task, str] = {
     "embedding": "sentence-similarity",
 }
 """Task -> its ``pipeline_tag`` on the Hub."""
+_TORCH = {
+    "dropout": "Dropout",
+    "gelu": "GELU",
+    "layer_norm": "LayerNorm",
+    "linear": "Linear",
+    "relu": "ReLU",
+    "sigmoid": "Sigmoid",
+    "silu": "SiLU",
+    "tanh": "Tanh",
+}
+"""Type of a layer for rows of tables -> its class in torch.nn."""
+_TABLE_CODE = """\
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+folder = Path("FOLDER")
+data = json.loads((folder / "data.json").read_text())
+model = nn.Sequential(
+{layers}
+)
+weights = {{}}
+for file in folder.glob("model*.safetensors"):
+    weights |= {{name.removeprefix("layers."): weight for name, weight in load_file(file).items()}}
+model.load_state_dict(weights)
+model.eval()
+
+
+def encoded(row):
+    inputs = []
+    for column in data["columns"]:
+        value = row.get(column["name"])
+        if column["categories"] is None:
+            inputs.append(((column["fill"] if value is None else value) - column["mean"]) / column["scale"])
+        else:
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            inputs += [float(text == one) for one in column["categories"]]
+    return torch.tensor([inputs])
+
+
+row = {{one["name"]: (one["categories"] or [one["fill"]])[0] for one in data["columns"]}}  # put your values here
+target = data["target"]
+with torch.no_grad():
+    output = model(encoded(row))[0]
+print({answer})
+"""
 
 
 def has_card(artifact: ArtifactRecord, job: JobRecord) -> bool:
@@ -222,7 +272,8 @@ def _machines(store: Store, job: JobRecord) -> str:
     counts = Counter(_devices(store, job.plan.machines))
     rows = [(str(count), *device) for device, count in sorted(counts.items())]
     stages = f"{len(job.plan.stages)} pipeline stages, " if len(job.plan.stages) > 1 else ""
-    return f"Last plan: {stages}{len(job.plan.machines)} lent machines.\n\n" + _table(
+    machines = "machine" if len(job.plan.machines) == 1 else "machines"
+    return f"Last plan: {stages}{len(job.plan.machines)} lent {machines}.\n\n" + _table(
         ("devices", "kind", "name", "memory lent"), rows
     )
 
@@ -247,7 +298,7 @@ def _shared_heads(spec: TrainJob) -> list[str]:
 def _use(job: JobRecord, artifact: ArtifactRecord, library: str | None) -> str:
     spec = job.training
     if library is None:
-        return (
+        return _table_use(spec) or (
             "`model.safetensors` has the weights, and `layers.json` the declared layers, which are torch modules "
             "of the same names." + (" `tasks.json` has the head of each task." if spec.tasks else "")
         )
@@ -287,3 +338,19 @@ def _use(job: JobRecord, artifact: ArtifactRecord, library: str | None) -> str:
         f"Serve it to OpenAI clients, on the cluster that trained it:\n\n{_FENCE}sh\n{command}\n{_FENCE}"
     )
     return f"{serving}\n\nOr load it:\n\n{code}"
+
+
+def _table_use(spec: TrainJob) -> str | None:
+    """Return code that predicts a row of a table; None for other data and for layers that need more code."""
+    layers = expanded(spec.model.layers or ())
+    if spec.tasks or spec.data.table is None or any(placed.spec.type not in _TORCH for placed in layers):
+        return None
+    lines = []
+    for placed in layers:
+        options = ", ".join(f"{name}={value!r}" for name, value in placed.spec.options.items())
+        lines.append(f"    nn.{_TORCH[placed.spec.type]}({options}),")
+    if spec.resolved_task == "tabular_regression":
+        answer = 'output.item() * target["scale"] + target["mean"]'
+    else:
+        answer = 'target["categories"][int(output.argmax() if len(output) > 1 else output > 0)]'
+    return f"{_FENCE}python\n{_TABLE_CODE.format(layers=chr(10).join(lines), answer=answer)}{_FENCE}"

@@ -75,7 +75,7 @@ class _Gauges:
         waiting = _family("num_requests_unplaced", "Requests that wait for a replica that answers.")
         for one in self._deployments:
             waiting.add_metric([one.name], one.counts.waiting)
-            for state in ("ready", "wanted", "leaving"):
+            for state in ("ready", "wanted", "draining"):
                 counts.add_metric([one.name, state], getattr(one.counts, state))
         yield from (counts, waiting)
         families = {name: _family(name, text, "replica") for name, text in _REPLICA.items()}

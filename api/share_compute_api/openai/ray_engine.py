@@ -150,10 +150,10 @@ class RayEngine:
                 self._spawn_cancelling(replica, moved)
         self._spawn_placing()
 
-    def retire(self, replica: Replica, *, is_leaving: bool = True) -> None:
-        """Give a replica no new sequences while it finishes its current ones; with ``is_leaving=False``, resume."""
+    def retire(self, replica: Replica, *, is_draining: bool = True) -> None:
+        """Give a replica no new sequences while it finishes its current ones; with ``is_draining=False``, resume."""
         if replica in self._router:
-            self._router.retire(replica, is_leaving=is_leaving)
+            self._router.retire(replica, is_draining=is_draining)
             self._spawn_placing()
 
     def remove(self, replica: Replica) -> None:

@@ -18,14 +18,14 @@ class _Status:
 
     is_ready: bool = False
     unready_since_s: float | None = None
-    is_leaving: bool = False
+    is_draining: bool = False
     """Whether the replica is finishing its current sequences and gets no new ones."""
     tokens_per_s: float | None = None
 
     @property
     def takes(self) -> bool:
         """Whether the replica gets new requests."""
-        return self.is_ready and not self.is_leaving
+        return self.is_ready and not self.is_draining
 
 
 class Router:
@@ -57,9 +57,9 @@ class Router:
             status.unready_since_s = now_s
         return has_become_ready
 
-    def retire(self, replica: Replica, *, is_leaving: bool) -> None:
-        """Stop giving new requests to a replica; with ``is_leaving=False``, resume."""
-        self._replicas[replica].is_leaving = is_leaving
+    def retire(self, replica: Replica, *, is_draining: bool) -> None:
+        """Stop giving new requests to a replica; with ``is_draining=False``, resume."""
+        self._replicas[replica].is_draining = is_draining
 
     def remove(self, replica: Replica) -> None:
         """Remove a replica."""

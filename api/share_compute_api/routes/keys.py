@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from share_compute.errors import MissingScope
 from share_compute.scopes import held
+from share_compute.settings import variable_of
 from share_compute.store import ApiKeyRecord
 from share_compute_api.schemas.bodies import KeyCreated, KeyList, KeyRequest
 from share_compute_api.server.auth import ADMIN, Admin
@@ -16,7 +17,7 @@ router = APIRouter(prefix="/keys", tags=["keys"])
 
 
 @router.post("", status_code=201, operation_id="createKey")
-def create_key(wanted: KeyRequest, context: InContext, caller: Admin) -> KeyCreated:
+def create_key(wanted: KeyRequest, context: InContext, caller: Admin, request: Request) -> KeyCreated:
     """Create an API key. Only this answer contains the key. The caller's key must have every scope of the new key."""
     lacking = held(wanted.scopes) - held(caller.scopes)
     if lacking:
@@ -25,7 +26,11 @@ def create_key(wanted: KeyRequest, context: InContext, caller: Admin) -> KeyCrea
             hint="leave out the scope, or use a key that has it",
         )
     record, key = context.store.keys.create(wanted.name, wanted.scopes)
-    return KeyCreated(id=record.id, name=record.name, scopes=record.scopes, key=key)
+    settings = {"url": context.url(request), "api_key": key, "fingerprint": context.fingerprint}
+    words = ["export", *(f"{variable_of(name)}={value}" for name, value in settings.items() if value)]
+    return KeyCreated(
+        id=record.id, name=record.name, scopes=record.scopes, key=key, export_command=" ".join(words)
+    )
 
 
 @router.get("", operation_id="listKeys")

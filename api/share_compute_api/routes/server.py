@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 
 from share_compute.scopes import Scope
 from share_compute.specification import Kind, job_schema
+from share_compute_api.connection.join_line import is_for_this_machine_alone, join_command
 from share_compute_api.schemas.bodies import AlertList, Health, QueueView, Status
 from share_compute_api.schemas.versions import local_versions
 from share_compute_api.server.alerts import find_alerts
@@ -35,9 +36,12 @@ def get_job_schema(kind: Kind = "train") -> dict[str, Any]:
 @router.get("/status", operation_id="getStatus")
 def get_status(context: InContext, request: Request, caller: Reader) -> Status:
     """Return an overview of the server, machines and jobs. Only admins see the data folder and the address of Ray."""
-    is_admin = caller.may(Scope.admin)
+    is_admin, url = caller.may(Scope.admin), context.url(request)
     return Status(
-        url=context.url(request),
+        url=url,
+        is_for_one_machine=is_for_this_machine_alone(
+            join_command(url, "", insecure=context.settings.insecure)
+        ),
         data_folder=str(context.settings.data_folder) if is_admin else None,
         data_roots=tuple(str(root) for root in context.settings.data_roots),
         database=cast("Any", context.store.kind),

@@ -20,6 +20,7 @@ from share_compute_api.schemas.utilization import Utilization
 SERVER = "the server"
 """Value of `ClosedPorts.source` if the server itself tried to connect."""
 TcpPort = Annotated[int, Field(ge=1, le=65535)]
+MachineName = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 GpuId = Annotated[str, Field(max_length=100, pattern=r"^[!-~]+$")]
 
 
@@ -81,7 +82,7 @@ class SiblingRequest(StrictModel):
         host="ada-box.example",
     )
 
-    name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: MachineName
     """Human-readable name; unique among the machines that are present."""
     versions: Versions
     clock: AwareDatetime

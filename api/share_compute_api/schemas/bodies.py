@@ -24,6 +24,8 @@ from share_compute.scopes import GRANTABLE, Scope
 from share_compute.specification import Kind, Objective, Replicas, TrainJob, parse_job
 from share_compute.specification.workload import ServingWorkload
 from share_compute.store.records import (
+    AT_START,
+    THIS_MACHINE,
     ApiKeyRecord,
     ArtifactRecord,
     ContributorRecord,
@@ -109,6 +111,9 @@ class Status(ResponseBody):
     """Overview of the server, its machines and its jobs."""
 
     url: str
+    is_for_one_machine: bool
+    """Whether only the server's own machine can join: ``url`` is a loopback address, or plain HTTP that the operator
+    does not allow."""
     data_folder: str | None = None
     """Folder of the server's state; null for keys without the scope ``admin``."""
     data_roots: tuple[str, ...]
@@ -237,13 +242,21 @@ class KeyRequest(StrictModel):
 class KeyCreated(ResponseBody):
     """A new API key; no other answer contains the key."""
 
-    model_config = example(id="key-k3v7q2ma", name="Ada's scripts", scopes=["submit"], key="sck_...")
+    model_config = example(
+        id="key-k3v7q2ma",
+        name="Ada's scripts",
+        scopes=["submit"],
+        key="sck_...",
+        export_command="export SHARE_COMPUTE_URL=https://192.0.2.1:8700 SHARE_COMPUTE_API_KEY=sck_...",
+    )
 
     id: str
     name: str
     scopes: tuple[Scope, ...]
     key: str
     """The key, to send as ``Authorization: Bearer KEY``."""
+    export_command: str
+    """Command for a shell in which share-compute's commands and Python client then use this server and this key."""
 
 
 class KeyList(ResponseBody):
@@ -267,6 +280,15 @@ class InviteRequest(StrictModel):
     """Number of machines that may join with the invite."""
     memory_bytes: int | None = Field(default=None, ge=1, le=2**63 - 1)
     """Maximum memory that each of these machines may lend; null means no limit."""
+
+    @field_validator("label")
+    @classmethod
+    def _is_free(cls, label: str | None) -> str | None:
+        if label in (AT_START, THIS_MACHINE):
+            raise ValueError(
+                f"must be another text than {label!r}, the label of an invite that `up` makes and revokes"
+            )
+        return label
 
 
 class InviteView(InviteRecord):
@@ -333,7 +355,7 @@ class ReplicaCounts(ResponseBody):
     """Number of replicas that answer."""
     wanted: int
     """Number of replicas that the load needs, within the range of the deployment's ``spec``."""
-    leaving: int = 0
+    draining: int = 0
     """Number of replicas that end after their current sequences."""
     standby: int = 0
     """Number of replicas that keep their machines and processes, without weights, until the next request."""
@@ -484,7 +506,7 @@ class UploadView(ResponseBody):
 
 
 class UploadList(ResponseBody):
-    """Uploads, newest first, and the limits of the size of uploads."""
+    """Uploads, newest first, and the limits of uploads."""
 
     uploads: list[UploadView]
     used_bytes: int
@@ -493,6 +515,8 @@ class UploadList(ResponseBody):
     """Maximum size of all uploads together."""
     upload_limit_bytes: int
     """Maximum size of one upload."""
+    data_suffixes: list[str]
+    """Suffixes of files that an upload of data may contain, such as ``.txt``."""
 
 
 class FieldProblem(ResponseBody):

@@ -78,6 +78,7 @@ class ComparedJob(ResponseBody):
     seconds: float | None
     """Time from the first start to the end, in seconds; null unless the job is over."""
     tokens_per_s: float | None
+    """Mean speed over the last steps; over all steps, once an attempt ended the job."""
     results: dict[str, float]
     """Last metrics by name: ``loss`` of training, and those of the splits with the prefix ``validation_`` or ``test_``.
     """

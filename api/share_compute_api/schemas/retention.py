@@ -36,3 +36,5 @@ class PruneReport(ResponseBody):
     pruned: tuple[Pruned, ...]
     size_bytes: int
     """Size of all files together."""
+    keep: dict[str, float]
+    """Retention times that are set, in days: name of the setting -> days, such as ``keep_jobs_days``."""

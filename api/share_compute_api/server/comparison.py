@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from share_compute.specification.task import METRICS_BESIDE_LOSS
@@ -65,13 +66,24 @@ def _results(latest: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 def differences(jobs: Sequence[JobRecord]) -> list[FieldDifference]:
     """Return the fields that are not the same in all job files, in the order of the job file."""
     flat = [dict(_leaves(job.spec.model_dump(mode="json", exclude=set(_LABELS)))) for job in jobs]
+    names = dict.fromkeys(name for leaves in flat for name in leaves)
+    # Ranks keep a part's fields together if only some job files have them.
+    rank: dict[str, int] = {}
+    for name in names:
+        for part in _parts(name):
+            rank.setdefault(part, len(rank))
     found = []
-    for field in dict.fromkeys(name for leaves in flat for name in leaves):
+    for field in sorted(names, key=lambda name: [rank[part] for part in _parts(name)]):
         # If a part above a field is null in a job file, the missing field is shown as null, too.
         values = [leaves.get(field) for leaves in flat]
         if any(value != values[0] for value in values):
             found.append(FieldDifference(field=field, values=values))
     return found
+
+
+def _parts(name: str) -> Iterator[str]:
+    """Yield ``a``, ``a.b`` and ``a.b.c`` for the name ``a.b.c``."""
+    return accumulate(name.split("."), "{}.{}".format)
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -132,7 +132,9 @@ def _invalid(request: Request, failure: Exception) -> JSONResponse:
         return problem_response(
             request, UserError.status, UserError.code, wrong, hint="fix the JSON of the body"
         )
-    fields = named(errors, lambda error: field_name(part for part in error["loc"] if part != "body"))
+    fields = named(
+        errors, lambda error: field_name(part for part in error["loc"] if part != "body") or "the body"
+    )
     return problem_response(
         request,
         UserError.status,

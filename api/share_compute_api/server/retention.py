@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple
+from dataclasses import asdict, astuple
 from pathlib import Path
 
 from share_compute.errors import Conflict, ShareComputeError
@@ -82,7 +82,12 @@ class Cleaner:
         )
         if not dry_run:
             self.delete_due()
-        return PruneReport(dry_run=dry_run, pruned=pruned, size_bytes=sum(one.size_bytes for one in pruned))
+        return PruneReport(
+            dry_run=dry_run,
+            pruned=pruned,
+            size_bytes=sum(one.size_bytes for one in pruned),
+            keep={f"keep_{name}": days for name, days in asdict(self._keep).items() if days is not None},
+        )
 
     def _remove(self, folder: Path) -> None:
         place = self._without_links(folder)

@@ -92,7 +92,7 @@ class TokenRotation:
 
     def _are_leaving(self) -> bool:
         leaving = self._store.contributors.list([ContributorState.draining])
-        return any(one.sent_away_at is not None for one in leaving)
+        return any(one.removed_at is not None for one in leaving)
 
     def _call_back(self) -> None:
         """Mark all machines as lost, so that their agents reconnect at the next heartbeat and jobs wait for them.

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any, cast
 
 from share_compute.errors import NotFound, UserError
+from share_compute.files.field_errors import refused
 from share_compute.lifecycle.folders import job_folder
 from share_compute.specification import Job, Named, SparseJob, SweepJob, TrainJob, upload_path, with_paths
 from share_compute.specification.base import COMMIT
 from share_compute.specification.paths import UPLOAD, AnyNamed, names_file
-from share_compute.store import ApiKeyRecord, Store
+from share_compute.store import ApiKeyRecord, JobRecord, Store
 from share_compute_api.schemas.bodies import UploadView
 from share_compute_api.server.context import Context
 from share_compute_api.server.owned import require_results
-from share_compute_api.submission.model_folders import below, checking, refused
+from share_compute_api.submission.model_folders import below, checking
 from share_compute_api.uploads.names import checked_path
 
 
@@ -82,6 +83,19 @@ def resolved(
                     raise refused(field, failure.message, hint) from failure
             changed = with_paths(spec, full)
         yield changed
+
+
+def with_upload_names(job: JobRecord, context: Context) -> JobRecord:
+    """Return a copy of a job in which ``upload:ID`` replaces the folders of uploads, as its submitter wrote them."""
+    folder = context.uploads.folder
+
+    def named(path: Path, _: str) -> Path:
+        if folder not in path.parents:
+            return path
+        upload_id, *inside = path.relative_to(folder).parts
+        return Path(f"{UPLOAD}{upload_id}", *inside[1:])
+
+    return job.model_copy(update={"spec": with_paths(job.spec, named)})
 
 
 def at_commit_of(spec: Job, first: Job) -> Job:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from share_compute.errors import UserError
+from share_compute.files.field_errors import refused
 from share_compute.files.strict import nearest
 from share_compute.specification import BatchJob, GenerateJob, ServeJob
 from share_compute.specification.token_options import TokenOptions
@@ -16,7 +17,7 @@ from share_compute_api.openai.completion import require_known_tokens, require_mi
 from share_compute_api.openai.engine import Engines
 from share_compute_api.openai.tokenizer_client import vocabulary_of
 from share_compute_api.submission.deployments import check_deployment, model_folder
-from share_compute_api.submission.model_folders import checking, refused, require_path
+from share_compute_api.submission.model_folders import checking, require_path
 from share_compute_api.workers.isolated.messages import CheckInputs, CheckSchema
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from share_compute.errors import Conflict, MissingScope, UserError
+from share_compute.files.field_errors import Problems, refused
 from share_compute.scopes import Scope
 from share_compute.specification import LinkName, ServeLinkSpec, TrainJob
 from share_compute.store import JobRecord, LinkState, Store
@@ -14,7 +15,7 @@ from share_compute_api.submission.batches import check_batch, check_inputs
 from share_compute_api.submission.data_roots import DataRoots
 from share_compute_api.submission.deployments import check_deployment, check_length
 from share_compute_api.submission.jobs import config_of
-from share_compute_api.submission.model_folders import Problems, below, check_ranks, check_stages, refused
+from share_compute_api.submission.model_folders import below, check_ranks, check_stages
 from share_compute_api.submission.placement import check_selection
 from share_compute_api.workers.isolated.messages import CheckModel
 from share_compute_api.workers.isolated.pool import IsolatedProcesses

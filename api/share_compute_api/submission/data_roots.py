@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Final
 
 from share_compute.errors import UserError
+from share_compute.files.field_errors import refused
 from share_compute.settings import Settings
 from share_compute.specification import Named, with_paths
 from share_compute.specification.paths import names_file
-from share_compute_api.submission.model_folders import refused
 
 _PROCESSES: Final = (Path("/proc"), Path("/sys"))
 """Folders of kernel files. Jobs may never name files in them, even if a data root contains them."""

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from share_compute.data.tokenization import has_tokenizer
 from share_compute.errors import UserError
+from share_compute.files.field_errors import refused
 from share_compute.models.huggingface.encoder_types import pooling_of
 from share_compute.models.huggingface.sizes import LAYER_KEYS, whole_number
-from share_compute.specification import ServedModelSpec, ServeJob
+from share_compute.specification import ServedModelSpec, ServeJob, TrainJob
 from share_compute.store import Store
 from share_compute_api.submission.data_roots import require_no_links, require_unlinked
 from share_compute_api.submission.layer_checks import check_divided
@@ -22,7 +23,6 @@ from share_compute_api.submission.model_folders import (
     largest_token_id,
     model_window,
     read_json,
-    refused,
 )
 from share_compute_api.submission.placement import check_selection
 from share_compute_api.workers.isolated.pool import IsolatedProcesses
@@ -68,6 +68,8 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
                 f"{folder} holds adapters, not a whole model",
                 "train with training.lora.merge, or merge them into their model with peft",
             )
+        if spec.model.job is not None and not (folder / "config.json").is_file():
+            raise _no_served_model(spec.model.job, store)
         check_model_folder(folder, field)
         check_weights(folder, field)
         if not has_tokenizer(folder):
@@ -98,6 +100,20 @@ def check_deployment(spec: ServeJob, store: Store, processes: IsolatedProcesses)
     check_ranks(spec.parallelism.tensor, config)
     check_divided(spec.parallelism.tensor, config, processes)
     check_length(spec.max_seq, model_window(folder, config, is_stretched=True))
+
+
+def _no_served_model(job_id: str, store: Store) -> UserError:
+    job = store.jobs.get(job_id).spec
+    what = (
+        f"a model of declared layers ({job.model_task})"
+        if isinstance(job, TrainJob)
+        else "a model of another kind"
+    )
+    return refused(
+        "model.job",
+        f"job {job_id} trained {what}; only language models and encoders of transformers can be served",
+        "name a job that trained one of these",
+    )
 
 
 def check_length(max_seq: int | None, window: int | None) -> None:

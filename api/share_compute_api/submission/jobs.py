@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from share_compute.data.image_files import FOLDERS_HINT, has_folders
+from share_compute.data.tokenization import has_tokenizer
+from share_compute.files.field_errors import Problems, refused
 from share_compute.models.configuration import require_single_texts
 from share_compute.models.huggingface.encoder_types import trained_pooling
 from share_compute.models.huggingface.sizes import LAYER_KEYS, whole_number
 from share_compute.planning.search.partitioning import load_strategy
-from share_compute.specification import MANIFEST_SUFFIXES, DataSpec, TrainJob
+from share_compute.specification import MANIFEST_SUFFIXES, TargetSpec, TrainJob
 from share_compute.specification.job import Report
-from share_compute.specification.layers import expanded
+from share_compute.specification.layers import LayerSpec, expanded
 from share_compute.specification.paths import DATA_FIELDS
+from share_compute.specification.task import RISING
 from share_compute_api.submission.layer_checks import check_parallelism
 from share_compute_api.submission.model_folders import (
-    Problems,
     check_model_folder,
     check_stages,
     check_token_ids,
     checking,
     largest_token_id,
     read_json,
-    refused,
     require_path,
 )
 from share_compute_api.workers.isolated.messages import (
@@ -34,6 +38,9 @@ from share_compute_api.workers.isolated.messages import (
     CheckTexts,
 )
 from share_compute_api.workers.isolated.remembered import Asks
+
+_CHECKED_BYTES = 1 << 16
+"""Number of bytes at the beginning of a text file that are checked."""
 
 
 def check_job(spec: TrainJob, processes: Asks, *, checks_layers: bool = True) -> None:
@@ -51,6 +58,8 @@ def check_job(spec: TrainJob, processes: Asks, *, checks_layers: bool = True) ->
     with problems.noted("parallelism.strategy"):
         load_strategy(spec.parallelism.strategy)
     with problems.noted():
+        _check_target(spec.training.target)
+    with problems.noted():
         check_data(spec, processes)
     with problems.noted():
         check_model(spec, processes)
@@ -60,6 +69,16 @@ def check_job(spec: TrainJob, processes: Asks, *, checks_layers: bool = True) ->
     problems.require_none()
     if checks_layers:
         check_parallelism(spec, config_of(spec), processes)
+
+
+def _check_target(target: TargetSpec | None) -> None:
+    """Raise UserError for a target that no validation can reach."""
+    if target is not None and target.metric in RISING and target.value > 1:
+        raise refused(
+            "training.target.value",
+            f"{target.metric} is at most 1, and the target is {target.value:g}",
+            "write 0.95 for 95%",
+        )
 
 
 def _check_report(report: Report) -> None:
@@ -84,36 +103,29 @@ def check_data(spec: TrainJob, processes: Asks) -> None:
     problems = Problems()
     for place, single in enumerate(spec.single_tasks):
         with problems.noted():
-            _check_files(single.data, processes, f"tasks.{place}." if place else "")
+            _check_files(single, processes, f"tasks.{place}." if place else "")
     problems.require_none()
 
 
-def _check_files(data: DataSpec, processes: Asks, prefix: str) -> None:
-    """Check the files of one task; ``prefix`` precedes the names of its fields."""
+def _check_files(single: TrainJob, processes: Asks, prefix: str) -> None:
+    """Check the files of a job with one task; ``prefix`` precedes the names of its fields."""
+    data = single.data
     problems = Problems()
     for name in DATA_FIELDS:
         field = prefix + name
         for file in getattr(data, name.removeprefix("data.")) or ():
             with problems.noted(), checking(field):
-                require_path(file, field)
-                if data.images is not None and file.suffix not in MANIFEST_SUFFIXES:
-                    if not file.is_dir():
-                        raise refused(
-                            field,
-                            f"{file} is not a folder",
-                            "name folders of images, and manifests (.csv, .jsonl)",
-                        )
-                    if not has_folders(file):
-                        raise refused(field, f"{file} has no folders of classes", FOLDERS_HINT)
-                    continue
-                if not file.is_file():
-                    raise refused(field, f"{file} is not a file", "name each file of the data")
-                if not file.stat().st_size:
-                    raise refused(field, f"{file} is empty", "leave it out, or fill it")
+                _check_file(file, field, is_folder=data.images is not None)
     problems.require_none()
     if data.table is not None:
         with problems.noted(f"{prefix}data.table"):
-            processes.ask(CheckTables(files=data.all_files, table=data.table))
+            tables = CheckTables(
+                files=data.all_files,
+                table=data.table,
+                target_is_class=single.resolved_task == "tabular_classification",
+                in_features=_first_width(single.model.layers),
+            )
+            processes.ask(tables)
         problems.require_none()
         return
     manifests = tuple(file for file in data.all_files if file.suffix in MANIFEST_SUFFIXES)
@@ -137,6 +149,47 @@ def _check_files(data: DataSpec, processes: Asks, prefix: str) -> None:
     problems.require_none()
 
 
+def _first_width(layers: Sequence[LayerSpec] | None) -> int | None:
+    """Return the number of inputs of the first declared layer, if it is linear."""
+    if not layers or layers[0].type != "linear":
+        return None
+    width = layers[0].options.get("in_features")
+    return width if isinstance(width, int) else None
+
+
+def _check_file(file: Path, field: str, *, is_folder: bool) -> None:
+    """Check one file of the data; ``is_folder`` says whether it must be a folder of images, or a manifest."""
+    require_path(file, field)
+    if is_folder and file.suffix not in MANIFEST_SUFFIXES:
+        if not file.is_dir():
+            raise refused(
+                field, f"{file} is not a folder", "name folders of images, and manifests (.csv, .jsonl)"
+            )
+        if not has_folders(file):
+            raise refused(field, f"{file} has no folders of classes", FOLDERS_HINT)
+        return
+    if not file.is_file():
+        raise refused(field, f"{file} is not a file", "name each file of the data")
+    if not file.stat().st_size:
+        raise refused(field, f"{file} is empty", "leave it out, or fill it")
+    if file.suffix == ".txt":
+        _require_utf8(file, field)
+
+
+def _require_utf8(file: Path, field: str) -> None:
+    """Raise UserError if the beginning of a file is not UTF-8 text."""
+    with file.open("rb") as opened:
+        start = opened.read(_CHECKED_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError as failure:
+        raise refused(
+            field,
+            f"{file} is not UTF-8 text: byte {failure.start + 1} begins no character",
+            "save it as UTF-8, or leave it out",
+        ) from failure
+
+
 def check_model(spec: TrainJob, processes: Asks) -> None:
     """Check that a training job's model and tokenizer exist and fit each other and the job.
 
@@ -154,6 +207,12 @@ def check_model(spec: TrainJob, processes: Asks) -> None:
             if not spec.tokenizer.path.is_dir():
                 problem = f"{spec.tokenizer.path} is not a folder"
                 raise refused("tokenizer.path", problem, "name the folder that holds tokenizer.json")
+            if not has_tokenizer(spec.tokenizer.path):
+                raise refused(
+                    "tokenizer.path",
+                    f"{spec.tokenizer.path} has no tokenizer",
+                    "name the folder that holds tokenizer.json",
+                )
     with problems.noted(), checking(spec.model.folder_field):
         if spec.model.path is not None:
             check_model_folder(spec.model.path, spec.model.folder_field)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from share_compute.errors import UserError
+from share_compute.files.field_errors import refused
 from share_compute.specification import TrainJob
-from share_compute_api.submission.model_folders import refused
 from share_compute_api.workers.isolated.messages import CheckParallelism, CheckRanks
 from share_compute_api.workers.isolated.remembered import Asks
 

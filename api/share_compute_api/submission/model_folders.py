@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from share_compute.errors import UserError
+from share_compute.files.field_errors import refused
 from share_compute.files.json_files import MOST_JSON_BYTES, read_json_file
 from share_compute.models.huggingface.encoder_types import encoder_window, is_encoder, trained_window
 from share_compute.models.huggingface.sizes import KV_HEAD_KEYS, WINDOW_KEYS, whole_number
@@ -28,52 +29,6 @@ def checking(field: str) -> Iterator[None]:
         yield
     except (OSError, ValueError) as failure:
         raise refused(field, f"it cannot be checked: {failure}", "fix its rights, or the path") from failure
-
-
-def refused(field: str, problem: str, hint: str) -> UserError:
-    """Return the error for an invalid field of a job."""
-    return UserError(
-        f"{field}: {problem}", hint=hint, details={"fields": [{"field": field, "problem": problem}]}
-    )
-
-
-class Problems:
-    """Collects the errors of a submission and raises them as one error."""
-
-    def __init__(self) -> None:
-        self._found: list[UserError] = []
-
-    @contextmanager
-    def noted(self, field: str = "") -> Iterator[None]:
-        """Collect a `UserError` from the block, and continue after the block.
-
-        Args:
-            field: field of the job, for errors without a field.
-        """
-        try:
-            yield
-        except UserError as failure:
-            named = failure.details.get("fields")
-            problem = failure.message.removeprefix(f"{field} is wrong: ")
-            self._found.append(failure if named or not field else refused(field, problem, failure.hint or ""))
-
-    def require_none(self) -> None:
-        """Raise all collected errors as one `UserError`; do nothing if there are none."""
-        if len(self._found) < 2:
-            for failure in self._found:
-                raise failure
-            return
-        fields = [
-            one
-            for failure in self._found
-            for one in failure.details.get("fields") or [{"field": "", "problem": failure.message}]
-        ]
-        hints = dict.fromkeys(failure.hint for failure in self._found if failure.hint)
-        raise UserError(
-            "; ".join(failure.message for failure in self._found),
-            hint="; ".join(hints),
-            details={"fields": fields},
-        )
 
 
 @contextmanager
@@ -96,7 +51,10 @@ def require_path(path: Path, field: str) -> None:
     if not path.is_absolute():
         raise refused(field, f"{path} is a relative path", "write paths on the server in full")
     if not path.exists():
-        raise refused(field, f"{path} does not exist on the server", "copy it to the server, or fix the path")
+        fix = "copy it to the server, or fix the path"
+        if "*" in path.name:
+            fix = "write the name of each file: patterns with * are not read"
+        raise refused(field, f"{path} does not exist on the server", fix)
 
 
 def check_model_folder(folder: Path, field: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from share_compute.files.field_errors import refused
 from share_compute.lifecycle.states import HERE, ContributorState
 from share_compute.quantities import listed
 from share_compute.specification import TrainJob
 from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.store import ContributorRecord, Store
-from share_compute_api.submission.model_folders import refused
 
 
 def check_placement(spec: TrainJob, store: Store) -> None:

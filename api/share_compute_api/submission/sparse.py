@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from share_compute.errors import UserError
+from share_compute.files.field_errors import Problems, refused
 from share_compute.specification import SparseJob
 from share_compute.store import Store
-from share_compute_api.submission.model_folders import Problems, checking, refused, require_path
+from share_compute_api.submission.model_folders import checking, require_path
 from share_compute_api.submission.placement import check_selection
 from share_compute_api.workers.isolated.messages import CheckSparseRows
 from share_compute_api.workers.isolated.pool import IsolatedProcesses

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from share_compute.errors import MissingScope, UserError
+from share_compute.files.field_errors import refused
 from share_compute.scopes import Scope
 from share_compute.specification import SweepJob, TrainJob, trial_job
 from share_compute.specification.paths import named_paths
 from share_compute.store import JobRecord, Store
 from share_compute_api.submission.data_roots import DataRoots
 from share_compute_api.submission.jobs import check_job
-from share_compute_api.submission.model_folders import below, refused
+from share_compute_api.submission.model_folders import below
 from share_compute_api.workers.isolated.remembered import Asks, RememberedAnswers
 
 _CHECKED = ("task", "tasks", "model", "data", "tokenizer", "parallelism", "report")

@@ -33,7 +33,7 @@ def print_card(view: DeploymentView, status: DeploymentStatus) -> None:
     if view.replicas is not None:
         more = [f"{view.replicas.wanted} wanted: {view.replicas.reason}"]
         more += ["1 keeps its machines and processes for the next request"] if view.replicas.standby else []
-        more += [f"{view.replicas.leaving} finish their requests and stop"] if view.replicas.leaving else []
+        more += [f"{view.replicas.draining} finish their requests and stop"] if view.replicas.draining else []
         more += [f"{view.replicas.waiting} requests wait for one"] if view.replicas.waiting else []
         console.print(f"[dim]{escape('; '.join(map(translated, more)))}[/dim]")
     for number, replica in enumerate(status.replicas, 1):

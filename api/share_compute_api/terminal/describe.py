@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.markup import escape
 
 from share_compute.lifecycle.attempt_events import Measured, RoundMerged, TrafficMeasured
+from share_compute.lifecycle.states import JobState
 from share_compute.planning.plan import PINNED, Bounded, IdleMachine, Plan, StagePlan, layer_span
 from share_compute.quantities import bytes_text, listed, percent_text, seconds_text
 from share_compute.specification import TrainJob
@@ -118,6 +119,33 @@ def protection_text(job: JobRecord) -> str | None:
     if not job.spec.parallelism.backups:
         return "no: parallelism.backups is false"
     return "not yet: copies are being made"
+
+
+def results_text(results: Mapping[str, float], split: str) -> str | None:
+    """Return the last metrics of a split, such as ``loss 0.24, accuracy 0.97``; None without metrics."""
+    start = f"{split}_"
+    found = {name.removeprefix(start): value for name, value in results.items() if name.startswith(start)}
+    return ", ".join(f"{escape(name)} {number(value)}" for name, value in found.items()) or None
+
+
+def next_steps(job: JobRecord) -> str | None:
+    """Return what a user can do next with a job, in a line for each command; None for a queued job."""
+    steps = []
+    if job.state in (JobState.planning, JobState.running):
+        steps = [f"follow it: share-compute logs -f {job.id}"]
+    elif job.state is JobState.succeeded and job.spec.kind == "sweep":
+        steps = [f"get the best job file: share-compute show {job.id} --best"]
+    elif job.state is JobState.succeeded:
+        steps = [f"get the result: share-compute artifacts get {job.id}"]
+        if isinstance(job.spec, TrainJob) and job.spec.makes_served_model:
+            steps.append(f"serve the model: share-compute serve {job.id}")
+    elif job.state is JobState.failed:
+        hint = (job.error or {}).get("hint")
+        steps = [escape(str(hint))] if hint else []
+        steps.append(f"try again: share-compute resume {job.id}")
+    elif job.state is JobState.cancelled:
+        steps = [f"continue it: share-compute resume {job.id}"]
+    return "\n".join(map(translated, steps)) or None
 
 
 def link_text(link: LinkRecord) -> str:
@@ -305,7 +333,8 @@ def plan_lines(plan: Plan) -> list[tuple[str, str]]:
     lines = []
     if plan.prediction is not None:
         bound = bound_text(plan.prediction, is_pinned=plan.strategy == PINNED)
-        lines.append(("predicted", f"step {seconds_text(plan.prediction.step_s)}; {bound}"))
+        step = translated(f"{seconds_text(plan.prediction.step_s)} in a step")
+        lines.append(("predicted", f"{step}; {translated(bound)}"))
         lines.append(("bottleneck", plan.prediction.bottleneck.sentence))
     members = [member for stage in plan.stages for member in stage.members]
     lines += [(member.name, member.reason) for member in members[:_MOST_LINES]]
@@ -327,8 +356,10 @@ def bound_text(prediction: Bounded, what: str = "plan takes", *, is_pinned: bool
         proof = "proven best by the formula"
     if prediction.gap is None:
         return proof
-    above = f"this one is {prediction.gap:.1%} above" if prediction.gap > 0.0005 else "this one takes no more"
-    return f"no {what} less than {seconds_text(prediction.lower_bound_s)}; {above}, {proof}"
+    least = seconds_text(prediction.lower_bound_s)
+    if prediction.gap <= 0.0005:
+        return f"no {what} less than {least}, and this one reaches that"
+    return f"no {what} less than {least}; this one is {prediction.gap:.1%} above, {proof}"
 
 
 def idle_lines(idle: Sequence[IdleMachine]) -> list[tuple[str, str]]:

@@ -147,11 +147,27 @@ def print_failure(failure: ShareComputeError, *, as_json: bool) -> None:
         _errors.print(f"       {escape(translated(failure.hint))}", style="dim")
 
 
+def print_warning(text: str) -> None:
+    """Print a warning to standard error, because programs read standard output."""
+    _errors.print(escape(f"warning: {text}"))
+
+
 def print_fact(name: str, value: object, *, soft_wrap: bool = False) -> None:
-    """Print a fact in one line: its name, and its value as rich markup."""
+    """Print a fact: its name, and its value as rich markup, whose further lines are indented.
+
+    Args:
+        name: the name.
+        value: the value.
+        soft_wrap: whether to leave the lines of the value as they are.
+    """
     name = heading(name)
-    shown = translated(value) if isinstance(value, str) else value
-    console.print(f"[bold]{escape(name)}{' ' * (_FACT - cell_len(name))}[/bold] {shown}", soft_wrap=soft_wrap)
+    start = f"[bold]{escape(name)}{' ' * (_FACT - cell_len(name))}[/bold] "
+    shown = console.render_str(translated(value) if isinstance(value, str) else str(value))
+    width = max(_FACT, console.width - _FACT - 1)
+    for line in shown.split() if soft_wrap else shown.wrap(console, width):
+        line.rstrip()
+        console.print(console.render_str(start) + line, soft_wrap=True)
+        start = " " * (_FACT + 1)
 
 
 def _problems(failure: ShareComputeError) -> list[str]:
@@ -159,9 +175,18 @@ def _problems(failure: ShareComputeError) -> list[str]:
     fields = failure.details.get("fields") or []
     if not fields:
         return [translated(failure.message)]
-    problems = [": ".join(filter(None, (one["field"], translated(one["problem"])))) for one in fields]
+    file = failure.details.get("file")
+    problems = [
+        ": ".join(filter(None, (_place(file, one.get("line")), one["field"], translated(one["problem"]))))
+        for one in fields
+    ]
     more = failure.details.get("more")
     return [*problems, translated(f"and {more} more")] if more else problems
+
+
+def _place(file: str | None, line: int | None) -> str:
+    """Return ``FILE:LINE``, as compilers print it; empty without a file."""
+    return ":".join(str(part) for part in (file, line) if part is not None)
 
 
 def state_text(state: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from share_compute.errors import UserError
+from share_compute.settings import PREFIX, VARIABLES, variable_of
 
 _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (
@@ -18,13 +20,19 @@ _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
         lambda found: f"there is no command {found[1]!r}" + _did_you_mean(_either(found[2] or found[3])),
     ),
     (r"Missing command\.", "a command is missing"),
-    (r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", r"there is no place for \1"),
+    (r"Got unexpected extra argument(?:s|\(s\))? \((?!.* )(.*)\)", r"unexpected argument '\1'"),
+    (r"Got unexpected extra argument(?:s|\(s\))? \((.*)\)", r"unexpected arguments: \1"),
     (r"Option '(.*)' requires an argument\.", r"\1: a value is missing"),
     (r"Option '(.*)' requires (\d+) arguments\.", r"\1: needs \2 values"),
     (r"Option '(.*)' does not take a value\.", r"\1: takes no value"),
 )
 """Pattern of a message of typer, with the words in place of it."""
 
+
+_INSTEAD = {
+    "leave": "press Ctrl-C in `share-compute join`; a service leaves by `share-compute service uninstall`"
+}
+"""Word that people try as a command -> hint in place of similar names of commands."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _EMPTY = "is empty"
@@ -72,7 +80,49 @@ def usage_error(failure: Any) -> UserError:
     """
     context = getattr(failure, "ctx", None)
     path = context.command_path if context is not None else "share-compute"
-    return UserError(_message(failure), hint=f"{path} --help shows what it takes")
+    message = _message(failure)
+    for word, hint in _INSTEAD.items():
+        if message.startswith(no_command := f"there is no command {word!r}"):
+            return UserError(no_command, hint=hint)
+    return UserError(message, hint=help_hint(path))
+
+
+def help_hint(command: str) -> str:
+    """Return the hint that names the help of a command."""
+    return f"{command} --help shows what it takes"
+
+
+def as_given(refused: UserError) -> UserError:
+    """Return the error about invalid settings with each setting under the name of its variable or its option."""
+    return renamed(refused, _given_name, refused.hint)
+
+
+def renamed(refused: UserError, name_of: Callable[[str], str], hint: str | None) -> UserError:
+    """Return an error about invalid fields with other names of the fields, and another hint."""
+    from share_compute.files.field_errors import fields_text
+
+    fields = [{**one, "field": name_of(one["field"])} for one in refused.details["fields"]]
+    text = fields_text(fields, len(fields) + refused.details.get("more", 0))
+    return UserError(text, hint=hint, details={**refused.details, "fields": fields})
+
+
+def variable_warnings(environment: Iterable[str]) -> Iterator[str]:
+    """Yield a warning for each variable of share-compute that nothing reads, because its name is probably wrong."""
+    given = sorted({name.upper() for name in environment if name.upper().startswith(PREFIX)})
+    if not given:
+        return
+    from share_compute.files.strict import nearest
+
+    endings = [name.removeprefix(PREFIX) for name in sorted(VARIABLES)]
+    for name in given:
+        if name not in VARIABLES:
+            near = nearest(name.removeprefix(PREFIX), endings)
+            yield f"nothing reads the variable {name}{_did_you_mean(near and PREFIX + near)}"
+
+
+def _given_name(setting: str) -> str:
+    variable = variable_of(setting.partition(".")[0])
+    return variable if variable in os.environ else f"--{setting.replace('_', '-')}"
 
 
 def _message(failure: Any) -> str:
@@ -87,7 +137,9 @@ def _message(failure: Any) -> str:
         return f"{name}: {_value_problem(failure.message)}"
     if hasattr(failure, "possibilities"):
         near = sorted(failure.possibilities or ())
-        return f"there is no option {failure.option_name!r}" + _did_you_mean(" or ".join(near))
+        is_number = re.match(r"-\d", failure.option_name)
+        more = "; no number is negative" if is_number else _did_you_mean(" or ".join(near))
+        return f"there is no option {failure.option_name!r}" + more
     text = str(failure.format_message())
     for pattern, words in _WORDS:
         if found := re.fullmatch(pattern, text, re.DOTALL):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from share_compute.data.tokenization import has_tokenizer
+from share_compute.files.field_errors import refused
 from share_compute_api.schemas.bodies import UploadView
-from share_compute_api.submission.model_folders import check_model_folder, check_weights, checking, refused
+from share_compute_api.submission.model_folders import check_model_folder, check_weights, checking
 
 
 def examine(upload: UploadView) -> None:

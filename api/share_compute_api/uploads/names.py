@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 
 from share_compute.errors import UserError
+from share_compute.files.field_errors import refused
 from share_compute.specification import (
     IMAGE_SUFFIXES,
     ROW_SUFFIXES,
@@ -13,15 +14,15 @@ from share_compute.specification import (
     TEXT_SUFFIXES,
 )
 from share_compute_api.schemas.choices import UploadKind
-from share_compute_api.submission.model_folders import refused
 
 _MOST_BYTES = 1000
 _MOST_PART_BYTES = 240
 _CODE_SUFFIXES = frozenset({".bin", ".ckpt", ".dill", ".joblib", ".pickle", ".pkl", ".pt", ".pth"})
 """Suffixes of files in Python's pickle format, which can run arbitrary code when they are read."""
-_DATA_SUFFIXES = tuple(
+DATA_SUFFIXES = tuple(
     dict.fromkeys((*TEXT_SUFFIXES, *ROW_SUFFIXES, *TABLE_SUFFIXES, *IMAGE_SUFFIXES, *SPARSE_SUFFIXES))
 )
+"""Suffixes of files that an upload of data may contain."""
 
 
 def checked_path(path: str) -> str:
@@ -50,11 +51,11 @@ def checked_path(path: str) -> str:
 def check_suffix(path: str, kind: UploadKind) -> None:
     """Raise UserError if an upload of this kind must not contain a file with the path's suffix."""
     suffix = PurePosixPath(path).suffix.lower()
-    if kind == "data" and suffix not in _DATA_SUFFIXES:
+    if kind == "data" and suffix not in DATA_SUFFIXES:
         what = suffix or "without suffix"
         raise refused(
             "path",
-            f"{path} is no file of data ({what}); known: {', '.join(_DATA_SUFFIXES)}",
+            f"{path} is no file of data ({what}); known: {', '.join(DATA_SUFFIXES)}",
             "save it as one of these",
         )
     if suffix in _CODE_SUFFIXES:

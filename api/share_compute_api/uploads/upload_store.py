@@ -20,6 +20,7 @@ from share_compute.files.durable import write_private
 from share_compute.quantities import bytes_text, listed
 from share_compute.store.records import ApiKeyRecord
 from share_compute.store.secret import new_id
+from share_compute.store.suggestions import suggested_id
 from share_compute_api.schemas.bodies import UploadFile, UploadView
 from share_compute_api.schemas.choices import UploadKind
 from share_compute_api.uploads.arrival import Arrival
@@ -302,19 +303,17 @@ class UploadStore:
                 entry.readers -= 1
 
     def _entry(self, upload_id: str, caller: ApiKeyRecord) -> _Entry:
-        entry = self._known(upload_id)
-        if not caller.owns(entry.view.owner):
-            raise _unknown(upload_id)
-        return entry
-
-    def _known(self, upload_id: str) -> _Entry:
         entry = self._entries.get(upload_id)
-        if entry is None:
-            raise _unknown(upload_id)
+        if entry is None or not caller.owns(entry.view.owner):
+            own = (one.view for one in reversed(self._entries.values()) if caller.owns(one.view.owner))
+            suggested = suggested_id(upload_id, ((view.id, view.name) for view in own))
+            raise NotFound(f"there is no upload {upload_id}{suggested}", hint=_LIST)
         return entry
 
     def _open_entry(self, upload_id: str) -> _Entry:
-        entry = self._known(upload_id)
+        entry = self._entries.get(upload_id)
+        if entry is None:
+            raise NotFound(f"there is no upload {upload_id}", hint=_LIST)
         if entry.view.state == "complete" or entry.is_closing:
             raise Conflict(f"upload {upload_id} takes no more files", hint="begin another upload")
         return entry
@@ -379,10 +378,6 @@ class UploadStore:
             entry.arriving -= 1
             entry.arriving_bytes -= file.size_bytes
             entry.touched_at = self.clock()
-
-
-def _unknown(upload_id: str) -> NotFound:
-    return NotFound(f"there is no upload {upload_id}", hint=_LIST)
 
 
 def _require_unused(upload_id: str, users: Sequence[str]) -> None:

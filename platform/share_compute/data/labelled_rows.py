@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from share_compute.data.parquet_rows import record_batches
 from share_compute.data.reading import parse_line, require_short_lines
-from share_compute.data.table_reading import names_of, read_csv, unreadable
+from share_compute.data.table_reading import names_of, no_column, read_csv, unreadable
 from share_compute.errors import UserError
+from share_compute.files.field_errors import Problems
 from share_compute.files.plain_files import open_unlinked
-from share_compute.files.strict import nearest
 from share_compute.quantities import clipped
 from share_compute.specification import DataSpec
 
@@ -38,15 +38,13 @@ class LabelledText:
 def check_columns(data: DataSpec) -> None:
     """Raise UserError, naming field and file, unless all files have the columns of texts with labels."""
     for file in data.all_files:
+        problems = Problems()
         known = names_in(file)
         for field, column in data.text_columns.items():
             if column not in known:
-                guess = nearest(column, known)
-                raise UserError(
-                    f"data file {file} has no column {clipped(column)!r}"
-                    + (f"; did you mean {clipped(guess)!r}?" if guess else ""),
-                    hint=f"set {field} to a column of the file: {', '.join(map(clipped, known[:20]))}",
-                )
+                hint = f"set {field} to a column of the file: {', '.join(map(clipped, known[:20]))}"
+                problems.note(no_column(column, file, known, hint))
+        problems.require_none()
 
 
 def read_labelled(file: Path, data: DataSpec) -> Iterator[list[LabelledText]]:

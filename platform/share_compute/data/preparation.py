@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,18 +224,15 @@ def _tokens_of(spec: TrainJob, folder: Path, progress: Progress) -> TokenRecord:
     if found is not None and has_tokenizer(folder / "tokenizer"):
         check_fits(found.vocab_size, limit)
         return found
-    with writing(folder):
-        temporary = tempfile.TemporaryDirectory(dir=folder, prefix="reading-")
-    with temporary as scratch:
 
-        def pieces(what: str, own: Sequence[Path]) -> Iterator[TextPiece]:
-            progress(what, 0.0)
-            for piece in read_pieces(own, spec.data.text_column, Path(scratch)):
-                progress(what, piece.read)
-                yield piece
-            progress(what, 1.0)
+    def pieces(what: str, own: Sequence[Path]) -> Iterator[TextPiece]:
+        progress(what, 0.0)
+        for piece in read_pieces(own, spec.data.text_column):
+            progress(what, piece.read)
+            yield piece
+        progress(what, 1.0)
 
-        return _tokenize(spec.data, source, limit, fingerprint, folder, pieces)
+    return _tokenize(spec.data, source, limit, fingerprint, folder, pieces)
 
 
 def _tokenize(

@@ -6,8 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from share_compute.errors import UserError
 from share_compute.files.damage import damage_of, unreadable
@@ -22,8 +23,8 @@ _MOST_LINE_BYTES = 64 << 20
 _MOST_TEXT_LINE_BYTES = 512 << 20
 """Maximum length of a line of a .txt file, in bytes. The text8 corpus, for example, is one line of 100 MB."""
 _SCANNED_BYTES = 4 << 20
-_READ_CHARACTERS = 1 << 20
-"""Characters of a file that are read at a time, and then up to the end of the line."""
+_BATCH_CHARACTERS = 1 << 20
+"""Characters of a file after which a batch of lines ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def files_digest(files: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[TextPiece]:
+def read_pieces(files: Sequence[Path], column: str) -> Iterator[TextPiece]:
     """Yield the text of all files in order, cut into pieces.
 
     A .txt file is one document, and so is each row of a .jsonl or .parquet file. Rows without text are left out.
@@ -81,7 +82,6 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
     Args:
         files: files with the same suffix, checked by `check_files`.
         column: column with the text, in .jsonl and .parquet files.
-        scratch: folder for temporary files of ``datasets``.
 
     Raises:
         UserError: a file cannot be read, is malformed, has a part that is too large, or lacks the column of text.
@@ -90,9 +90,7 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
     total, before = sum(expected), 0
     for place, (file, size) in enumerate(zip(files, expected, strict=True)):
         done = 0
-        for text, ends_document in _cut_documents(
-            _read_rows(file, column, scratch), whole=file.suffix == ".txt"
-        ):
+        for text, ends_document in _cut_documents(_read_rows(file, column), whole=file.suffix == ".txt"):
             try:
                 done += len(text.encode())
             except UnicodeEncodeError as failure:  # JSON can encode half of a surrogate pair.
@@ -103,11 +101,14 @@ def read_pieces(files: Sequence[Path], column: str, scratch: Path) -> Iterator[T
 
 def _text_bytes(file: Path) -> int:
     """Estimate the size of a file's text in bytes."""
+    if file.suffix != ".parquet":
+        try:
+            return file.stat().st_size
+        except OSError as failure:
+            raise _unreadable(file, failure) from failure
     from pyarrow import ArrowException, parquet  # noqa: PLC0415 - heavy
 
     try:
-        if file.suffix != ".parquet":
-            return file.stat().st_size
         with open_unlinked(file) as opened:
             metadata = parquet.read_metadata(opened)
     except (ValueError, OSError, ArrowException) as failure:
@@ -116,16 +117,13 @@ def _text_bytes(file: Path) -> int:
     return max(1, int(sum(sizes)))
 
 
-def _read_rows(file: Path, column: str, scratch: Path) -> Iterator[list[str]]:
+def _read_rows(file: Path, column: str) -> Iterator[list[str]]:
     """Yield lists of texts, one text per row. The rows of a .txt file are its lines, with their line breaks."""
     if file.suffix == ".parquet":
         yield from _read_column(file, column)
         return
     require_short_lines(file)
-    lines = _load(
-        "text", file, "text", scratch, keep_linebreaks=True, encoding="utf-8-sig", chunksize=_READ_CHARACTERS
-    )
-    # .jsonl files are loaded as lines, because the JSON builder of `datasets` may fail if rows have different columns.
+    lines = _read_lines(file)
     yield from lines if file.suffix == ".txt" else _parse_lines(file, column, lines)
 
 
@@ -163,21 +161,20 @@ def require_short_lines(file: Path) -> None:
         raise _unreadable(file, failure) from failure
 
 
-def _load(
-    kind: Literal["text"], file: Path, column: str, scratch: Path, **options: Any
-) -> Iterator[list[Any]]:
-    """Stream one column of a file with ``datasets``; yield lists of up to `_ROWS` values."""
-    import datasets  # noqa: PLC0415 - heavy
-
+def _read_lines(file: Path) -> Iterator[list[str]]:
+    """Yield lists of up to `_ROWS` lines, or fewer long ones; each line break is one line feed."""
     try:
-        # load_dataset is not used, because it reports each use to a server of Hugging Face.
-        read = getattr(datasets.IterableDataset, f"from_{kind}")
-        with open_unlinked(file) as opened:
-            # `datasets` opens the file by name. The name under /dev/fd always means the file that is open here.
-            rows = read(f"/dev/fd/{opened.fileno()}", cache_dir=str(scratch), **options)
-            for batch in rows.iter(batch_size=_ROWS):
-                yield batch[column]
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as failure:
+        with open_unlinked(file) as opened, TextIOWrapper(opened, encoding="utf-8-sig") as text:
+            lines, characters = list[str](), 0
+            for line in text:
+                lines.append(line)
+                characters += len(line)
+                if len(lines) == _ROWS or characters >= _BATCH_CHARACTERS:
+                    yield lines
+                    lines, characters = [], 0
+            if lines:
+                yield lines
+    except (ValueError, OSError) as failure:
         raise _unreadable(file, failure) from failure
 
 

@@ -19,6 +19,7 @@ from share_compute.data.parquet_rows import record_batches
 from share_compute.errors import UserError
 from share_compute.files import damage
 from share_compute.files.csv_batches import csv_batches
+from share_compute.files.field_errors import Problems, refused
 from share_compute.files.plain_files import open_unlinked
 from share_compute.files.strict import nearest
 from share_compute.quantities import clipped
@@ -39,16 +40,58 @@ MOST_ROWS = 1 << 27
 """Maximum number of rows of all tables of a job."""
 MOST_NUMBER = 1e37
 """Largest magnitude of a number. Larger numbers could become infinite as float32 when they are scaled."""
+_MOST_MISSING = 20
+"""Maximum number of missing columns that an error names; the search for similar names takes time for each."""
+_MOST_CHECKED = 32
+"""Maximum number of files whose values `check_tables` reads; each takes about 50 ms."""
 _BLOCK_BYTES = 4 << 20
 """Bytes of a .csv file that are read at a time. A row must be shorter."""
+
+
+def check_tables(
+    files: Sequence[Path], spec: TableSpec, *, target_is_class: bool, in_features: int | None = None
+) -> None:
+    """Check the columns of tables, and the values in the first block of rows of the first .csv files.
+
+    Columns of .parquet files have types, and their first block can have the size of the file.
+
+    Args:
+        files: the tables.
+        spec: meaning of the columns.
+        target_is_class: whether the target is a category.
+        in_features: number of inputs of the model's first layer, if it is linear. It is compared only if no feature
+            is a category, because all rows must be read to count the categories.
+
+    Raises:
+        UserError: a file cannot be used, or the first layer takes another number of inputs. The error has all problems.
+    """
+    features = columns_of(files, spec)
+    reader = TableReader(spec, features, target_is_class)
+    problems = Problems()
+    if in_features not in (None, len(features)) and not spec.categorical:
+        field = "model.layers.0.options.in_features"
+        problems.note(
+            refused(
+                field,
+                f"{in_features} does not fit the {len(features)} features of the table",
+                f"set {field} to {len(features)}",
+            )
+        )
+    for file in [one for one in files if one.suffix == ".csv"][:_MOST_CHECKED]:
+        with problems.noted():
+            next(reader.blocks(file), None)
+    problems.require_none()
 
 
 def columns_of(files: Sequence[Path], spec: TableSpec) -> tuple[str, ...]:
     """Return the names of the features, and check that all files have these columns and the target.
 
     Raises:
-        UserError: a file cannot be read, lacks a column, or has other columns than the first file.
+        UserError: files cannot be read, lack columns, or have other columns than the first file. The error has all
+            problems, but at most `_MOST_MISSING` columns.
     """
+    problems = Problems()
+    left = _MOST_MISSING
     first: list[str] = []
     features: tuple[str, ...] = ()
     for file in files:
@@ -60,30 +103,43 @@ def columns_of(files: Sequence[Path], spec: TableSpec) -> tuple[str, ...]:
         if spec.features is None and known != set(first):
             only = {files[0].name: sorted(set(first) - known), file.name: sorted(known - set(first))}
             told = "; ".join(f"only {name} has {_shown(more, 5)}" for name, more in only.items() if more)
-            raise UserError(
-                f"data file {file} has other columns than {files[0].name}: {told}",
-                hint="give all files the same columns, or name the features in data.table.features",
-            )
-        for name, place in ((spec.target, "target"), *((one, "features") for one in features)):
-            if name not in known:
-                guess = nearest(name, names[:MOST_COLUMNS])
-                raise UserError(
-                    f"data file {file} has no column {clipped(name)!r}"
-                    + (f"; did you mean {clipped(guess)!r}?" if guess else ""),
-                    hint=f"set data.table.{place} to columns of the file: {_shown(names)}",
+            problems.note(
+                UserError(
+                    f"data file {file} has other columns than {files[0].name}: {told}",
+                    hint="give all files the same columns, or name the features in data.table.features",
                 )
-    unknown = set(spec.categorical).difference(features)
-    if unknown:
-        raise UserError(
-            f"data file {files[0]} has no column {clipped(min(unknown))!r}",
-            hint=f"set data.table.categorical to some of the features: {_shown(features)}",
-        )
+            )
+            continue
+        wanted = ((spec.target, "target"), *((one, "features") for one in features))
+        missing = [(name, place) for name, place in wanted if name not in known][:left]
+        left -= len(missing)
+        for name, place in missing:
+            shown = _shown(names)
+            hint = (
+                f"set data.table.target to a column of the file: {shown}"
+                if place == "target"
+                else f"set data.table.features to columns of the file: {shown}"
+            )
+            problems.note(no_column(name, file, names, hint))
+    for name in sorted(set(spec.categorical).difference(features))[:left]:
+        hint = f"set data.table.categorical to some of the features: {_shown(features)}"
+        problems.note(no_column(name, files[0], features, hint))
     if not features or len(features) > MOST_COLUMNS:
-        raise UserError(
-            f"the table has {len(features)} columns beside the target; 1 to {MOST_COLUMNS} are read",
-            hint="name the features in data.table.features",
+        problems.note(
+            UserError(
+                f"the table has {len(features)} columns beside the target; 1 to {MOST_COLUMNS} are read",
+                hint="name the features in data.table.features",
+            )
         )
+    problems.require_none()
     return features
+
+
+def no_column(name: str, file: Path, known: Sequence[str], hint: str) -> UserError:
+    """Return the error for a missing column; ``known`` are names that may have been meant."""
+    guess = nearest(name, known[:MOST_COLUMNS])
+    problem = f"data file {file} has no column {clipped(name)!r}"
+    return UserError(problem + (f"; did you mean {clipped(guess)!r}?" if guess else ""), hint=hint)
 
 
 def names_of(file: Path) -> list[str]:
@@ -217,7 +273,8 @@ class TableReader:
         """Yield the rows of a file in blocks ``[rows, columns]``: numbers, codes of categories, and NaN for no value.
 
         Raises:
-            UserError: the file cannot be read, a value does not fit its column, or a required value is missing.
+            UserError: the file cannot be read, values do not fit their columns, or required values are missing. The
+                error has the first wrong value of each column.
         """
         before = 0
         try:
@@ -225,10 +282,18 @@ class TableReader:
                 self._rows += batch.num_rows
                 _require_rows(file, self._rows)
                 block = np.empty((batch.num_rows, len(self.columns)))
+                problems = Problems()
                 for place, name in enumerate(self.columns):
-                    block[:, place] = self._numbers(file, name, batch.column(name), before)
+                    block[:, place] = 0.0
+                    with problems.noted():
+                        block[:, place] = self._numbers(file, name, batch.column(name), before)
+                with problems.noted():
+                    self._require_categories()
+                with problems.noted():
+                    block = self._without_missing(file, block, before)
+                problems.require_none()
                 before += batch.num_rows
-                yield self._without_missing(file, block, before - len(block))
+                yield block
         except (ValueError, OSError, pa.ArrowException) as failure:
             raise unreadable(file, failure) from failure
         if not before:
@@ -308,33 +373,42 @@ class TableReader:
                 hint="use a column of numbers, or group its rare categories",
             )
         self._all_categories += 0 if name == self.spec.target else len(known) - was
-        if self._all_categories > MOST_ALL_CATEGORIES:
-            raise UserError(
-                f"the features have more than {MOST_ALL_CATEGORIES} categories together",
-                hint="leave columns with many categories out of data.table.features",
-            )
         found = np.asarray([*codes, np.nan])
         places = pc.fill_null(encoded.indices, len(codes)).to_numpy(zero_copy_only=False)
         values: NDArray[np.float64] = found[places]
         return values
 
+    def _require_categories(self) -> None:
+        if self._all_categories > MOST_ALL_CATEGORIES:
+            raise UserError(
+                f"the features have more than {MOST_ALL_CATEGORIES} categories together",
+                hint="leave columns with many categories out of data.table.features",
+            )
+
     def _without_missing(self, file: Path, block: NDArray[np.float64], before: int) -> NDArray[np.float64]:
         missing = np.isnan(block)
-        if missing[:, -1].any():
-            row = before + int(np.flatnonzero(missing[:, -1])[0]) + 1
-            raise UserError(
-                f"the target {clipped(self.spec.target)!r} of data file {file} has no value in row {row}",
-                hint="remove rows without a target",
-            )
-        if self.spec.missing == "fill" or not missing.any():
-            return block
-        if self.spec.missing == "drop":
+        is_wrong = np.asarray(missing.any(axis=0))
+        if self.spec.missing != "refuse":
+            is_wrong[:-1] = False
+        problems = Problems()
+        for column in np.flatnonzero(is_wrong):
+            row = before + int(np.argmax(missing[:, column])) + 1
+            problems.note(self._no_value(file, self.columns[column], row))
+        problems.require_none()
+        if self.spec.missing == "drop" and missing.any():
             keeps = ~missing.any(axis=1)
             self.dropped += len(block) - int(keeps.sum())
             return block[keeps]
-        row, column = (int(each[0]) for each in np.nonzero(missing))
-        raise UserError(
-            f"column {clipped(self.columns[column])!r} of data file {file} has no value in row {before + row + 1}",
+        return block
+
+    def _no_value(self, file: Path, name: str, row: int) -> UserError:
+        if name == self.spec.target:
+            return UserError(
+                f"the target {clipped(name)!r} of data file {file} has no value in row {row}",
+                hint="remove rows without a target",
+            )
+        return UserError(
+            f"column {clipped(name)!r} of data file {file} has no value in row {row}",
             hint="set data.table.missing to fill or drop, or leave the column out of data.table.features",
         )
 
@@ -354,7 +428,7 @@ def _no_number(file: Path, name: str, row: int, value: str, *, is_target: bool) 
         else "name the column in data.table.categorical, or correct the value"
     )
     return UserError(
-        f"column {clipped(name)!r} of data file {file} has {clipped(value, 40)!r} in row {row}, no number",
+        f"column {clipped(name)!r} of data file {file} has {clipped(value, 40)!r} in row {row}, which is not a number",
         hint=hint,
     )
 

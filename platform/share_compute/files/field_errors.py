@@ -1,8 +1,9 @@
-"""Short messages about the invalid fields of a document."""
+"""Short messages about the invalid fields of a document, and errors with several problems."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -93,3 +94,59 @@ def field_name(path: Iterable[object]) -> str:
 def cut(text: str) -> str:
     """Return a text, cut to `_MOST_CHARACTERS` characters if it is longer."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
+
+
+def refused(field: str, problem: str, hint: str) -> UserError:
+    """Return the error for an invalid field of a job."""
+    return _of_fields([{"field": field, "problem": problem}], hint, 0)
+
+
+class Problems:
+    """Collects errors and raises them as one error."""
+
+    def __init__(self) -> None:
+        self._found: list[UserError] = []
+
+    @contextmanager
+    def noted(self, field: str = "") -> Iterator[None]:
+        """Collect a `UserError` from the block, and continue after the block.
+
+        Args:
+            field: field of the job, for problems without a field.
+        """
+        try:
+            yield
+        except UserError as failure:
+            self.note(failure, field)
+
+    def note(self, failure: UserError, field: str = "") -> None:
+        """Collect an error; ``field`` as in `noted`."""
+        start = f"{field} is wrong: "
+        named = [
+            {**one, "field": one["field"] or field, "problem": one["problem"].removeprefix(start)}
+            for one in _fields_of(failure)
+        ]
+        found = _of_fields(named, failure.hint, failure.details.get("more", 0))
+        details = {**failure.details, **found.details}
+        self._found.append(type(failure)(found.message, hint=failure.hint, details=details))
+
+    def require_none(self) -> None:
+        """Raise all collected errors as one `UserError`; do nothing if there are none."""
+        if len(self._found) < 2:
+            for failure in self._found:
+                raise failure
+            return
+        fields = [one for failure in self._found for one in _fields_of(failure)]
+        hints = dict.fromkeys(failure.hint for failure in self._found if failure.hint)
+        left_out = sum(failure.details.get("more", 0) for failure in self._found)
+        raise _of_fields(fields, "; ".join(hints), left_out)
+
+
+def _fields_of(failure: UserError) -> list[dict[str, Any]]:
+    return failure.details.get("fields") or [{"field": "", "problem": failure.message}]
+
+
+def _of_fields(fields: list[dict[str, Any]], hint: str | None, left_out: int) -> UserError:
+    """Return the error about these problems, and ``left_out`` others."""
+    named, total = fields[:MOST_NAMED], len(fields) + left_out
+    return UserError(fields_text(named, total), hint=hint, details=fields_details(named, total))

@@ -1,4 +1,4 @@
-"""Restricted YAML for hand-written files: no aliases, no tags, no duplicate keys, and 1e-5 is a number."""
+"""Restricted YAML for hand-written files: no aliases, tags, duplicate keys or octal numbers, and 1e-5 is a number."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from yaml.constructor import ConstructorError, SafeConstructor
 from yaml.resolver import Resolver
 
 from share_compute.errors import UserError
-from share_compute.quantities import bytes_text
+from share_compute.quantities import bytes_text, clipped
 
 MOST_BYTES = 256 << 10
 """Default maximum size of YAML text in bytes."""
@@ -31,10 +31,34 @@ _PROBLEMS = {
     "found unexpected end of stream": "a text has no closing quote",
     "found unexpected document indicator": "a text has no closing quote",
     "did not find expected <document start>": "more follows after the end of the document",
+    "but found another document": "a second document begins with ---; keep one",
     "found unknown escape character": "a backslash is followed by a character that has no meaning; use single quotes",
     "found a tab character that violates indentation": "indent with spaces, not tabs",
 }
 """Problem that libyaml reports -> the words in place of it."""
+
+
+_WIDE = {
+    "\N{FULLWIDTH COLON}": ":",
+    "\N{FULLWIDTH COMMA}": ",",
+    "\N{LEFT DOUBLE QUOTATION MARK}": '"',
+    "\N{RIGHT DOUBLE QUOTATION MARK}": '"',
+    "\N{LEFT SINGLE QUOTATION MARK}": "'",
+    "\N{RIGHT SINGLE QUOTATION MARK}": "'",
+    "\N{FULLWIDTH LEFT CURLY BRACKET}": "{",
+    "\N{FULLWIDTH RIGHT CURLY BRACKET}": "}",
+    "\N{FULLWIDTH LEFT SQUARE BRACKET}": "[",
+    "\N{FULLWIDTH RIGHT SQUARE BRACKET}": "]",
+}
+"""Punctuation mark of East Asian keyboards -> the mark that YAML reads."""
+_HAS_KEY = re.compile(r"\s*(- +)?[\w.-]+:(\s|$)")
+"""Beginning of a line with a key, and so with a right colon."""
+
+
+_LEADING_ZERO = re.compile(r"^[-+]?0[0-9_]*[0-9]$")
+"""Whole number that YAML 1.1 reads as octal, or as text if it has an 8 or 9; YAML 1.2 reads it as decimal."""
+_TEXT = "tag:yaml.org,2002:str"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
@@ -56,7 +80,14 @@ class _PlainLoader(Composer, CParser, SafeConstructor, Resolver):
         # No file needs tags, and `!!int ""` makes PyYAML fail.
         if getattr(event, "tag", None) not in (None, "!"):
             raise _refused("tags (!name) are not read; leave it out", event)
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and _LEADING_ZERO.match(event.value):
+            number = clipped(event.value, 40)
+            raise _refused(f"{number} begins with a zero; write it without, or put it in quotes", event)
         return super().compose_node(parent, index)
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        return _TEXT if tag in _NUMBERS and ":" in value else tag  # YAML 1.1 reads 1:30 as 90
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -72,7 +103,7 @@ def _refused(problem: str, event: Any) -> ComposerError:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """Dumper that quotes strings which `_PlainLoader` would read as numbers, such as ``1e-5``."""
+    """Dumper that quotes strings which `_PlainLoader` would refuse or read as numbers, such as ``1e-5``."""
 
 
 # YAML 1.1 reads 1e-5 as text because it has no dot. JSON reads it as a number.
@@ -82,6 +113,7 @@ for _form in (_PlainLoader, _PlainDumper):
         re.compile(r"^[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"),
         list("-+0123456789"),
     )
+_PlainDumper.add_implicit_resolver("tag:yaml.org,2002:int", _LEADING_ZERO, list("-+0"))
 
 
 def write_yaml(data: Any) -> str:
@@ -121,11 +153,43 @@ def read_yaml(text: str, what: str, most_bytes: int = MOST_BYTES) -> Any:
                 hint="name a text file, in YAML or JSON",
             ) from failure
         text_of = _PROBLEMS.get(problem, problem)
+        if where and problem == "found character that cannot start any token":
+            text_of = _begins_no_value(text, where.line, where.column) or text_of
+        if (typed := wide_punctuation(text, where.line + 1 if where else None)) is not None:
+            text_of = typed
         if isinstance(failure, RecursionError):
             text_of = "it is nested too deeply"
         raise UserError(
             f"the {what} is not valid YAML{line}: {text_of}", hint="check its indentation and quotes"
         ) from failure
+
+
+def _begins_no_value(text: str, line: int, column: int) -> str | None:
+    """Return the problem with the character at a place, from 0, with which no value can begin; None for a tab."""
+    row = text.splitlines()[line]
+    if row.startswith("```"):
+        return "a line with ``` is no YAML; leave such lines out"
+    found = row[column : column + 1]
+    return None if not found or found.isspace() else f"no value begins with {found}; put the text in quotes"
+
+
+def wide_punctuation(text: str, line: int | None = None) -> str | None:
+    """Return the problem with the first full-width punctuation mark, such as a colon; None if there is none.
+
+    Such marks are typed with Chinese and Japanese keyboards. In YAML they are ordinary letters of a text.
+
+    Args:
+        text: the YAML text.
+        line: number of the line with an error, from 1; only this line and the one before are searched, unless they have
+            a key. None for all lines.
+    """
+    for number, row in enumerate(text.splitlines(), start=1):
+        if line is not None and (number not in (line - 1, line) or _HAS_KEY.match(row)):
+            continue
+        if found := re.search(f"[{''.join(_WIDE)}]", row.partition("#")[0]):
+            mark = found[0]
+            return f"line {number} has the full-width mark {mark}; write {_WIDE[mark]} instead"
+    return None
 
 
 def line_of(text: str, field: str) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from typing import Any
 
 BELOW = "below"
@@ -20,15 +23,16 @@ _OTHER_NAMES = {
     "single": "float32",
 }
 """Name of a precision in other programs -> its name here."""
+_NAME = "must begin with a letter or a digit (A-Z, a-z, 0-9), and have only these, . _ and -"
 _PATTERNS = {
-    r"^[\w][\w .-]*$": "begin with a letter, a digit or _, and have only these, spaces, dots and hyphens",
-    r"^[\w][\w .:/=+@-]*$": "begin with a letter, a digit or _, and have only these, spaces and . : / = + @ -",
-    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": "begin with a letter or a digit (A-Z, a-z, 0-9), and have only these, . _ and -",
-    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": "begin with a letter or a digit (A-Z, a-z, 0-9), and have only these, . _ and -",
-    r"^[a-z][a-z0-9_]*$": "begin with a lower-case letter (a-z), and have only these, digits and _",
-    r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?$": "be the name of a model on the Hub: OWNER/NAME",
+    r"^[\w][\w .-]*$": "must begin with a letter, a digit or _, and have only these, spaces, dots and hyphens",
+    r"^[\w][\w .:/=+@-]*$": "must begin with a letter, a digit or _, and have only these, spaces and . : / = + @ -",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": _NAME,
+    r"^[A-Za-z0-9][A-Za-z0-9_.-]*$": _NAME,
+    r"^[a-z][a-z0-9_]*$": "must begin with a lower-case letter (a-z), and have only these, digits and _",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)?$": "must name a model on the Hub: OWNER/NAME",
 }
-"""Pattern of a field -> what it means, after "must"."""
+"""Pattern of a field -> what it means."""
 _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Value error, (.*)", r"\1"),
     (r"Assertion failed, (.*)", r"\1"),
@@ -55,7 +59,7 @@ _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Input should be (?:None|null)", "must be left out"),
     (
         r"String should match pattern '(.*)'",
-        lambda found: f"must {_PATTERNS.get(found[1]) or f'match the pattern {found[1]}'}",
+        lambda found: _PATTERNS.get(found[1]) or f"must match the pattern {found[1]}",
     ),
     (
         r"\w+ should have at least (\d+ (?:character|item)s?)(?: after validation)?((?:, not .*)?)",
@@ -73,6 +77,29 @@ _WORDS: Sequence[tuple[str, str | Callable[[re.Match[str]], str]]] = (
     (r"Input should be (.*)", r"must be \1"),
 )
 """Pattern of a message of pydantic, with the words in place of it; the first pattern that matches counts."""
+
+
+_WITH_VALUE: Mapping[str, Callable[[str], str]] = {
+    "must be a whole number": lambda value: f"must be a whole number, not {value}",
+    "must be a number": lambda value: f"must be a number, not {value}",
+    "must be text": lambda value: f"must be text, not {value}",
+    "must be true or false": lambda value: f"must be true or false, not {value}",
+    "must be a list": lambda value: f"must be a list, not {value}",
+    "must be a mapping of keys to values": lambda value: f"must be a mapping of keys to values, not {value}",
+}
+"""Problem with the type of a field -> the problem with the value that the field has."""
+_MOST_SHOWN = 40
+"""Maximum length of a value in a message, in characters."""
+_UNITS = {
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
+    **dict.fromkeys(("h", "hour", "hours"), 3600),
+    **dict.fromkeys(("d", "day", "days"), 86400),
+    **{f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)},
+    **{f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)},
+    "%": 0.01,
+}
+"""Unit in small letters -> its value in seconds, bytes or one."""
 
 
 _KINDS = {
@@ -103,7 +130,50 @@ def problem_text(error: Mapping[str, Any]) -> str:
         if found := re.fullmatch(pattern, text, re.DOTALL):
             text = found.expand(words) if isinstance(words, str) else words(found)
             break
-    return text + _guess(error)
+    return _with_value(text, error) + _guess(error)
+
+
+def _with_value(text: str, error: Mapping[str, Any]) -> str:
+    """Return a problem with the type of a field, with the field's unit, its value, and the number that is meant."""
+    name, value = str(error["loc"][-1]) if error["loc"] else "", error.get("input", error)
+    if text not in _WITH_VALUE or value is error:
+        return text
+    told = _WITH_VALUE[text](_shown(value))
+    if text == "must be a whole number" and name.endswith("_bytes"):
+        told = f"must be a whole number of bytes, not {_shown(value)}"
+    elif text == "must be a number" and name.endswith("_s") and not name.endswith("_per_s"):
+        told = f"must be a number of seconds, not {_shown(value)}"
+    if text == "must be text" and not isinstance(value, dict | list | None):
+        return told + "; put it in quotes"
+    number = None
+    if "number" in text and isinstance(value, str):
+        number = _number_of(value, name, is_whole="whole" in text)
+    return told if number is None else told + f"; write {number}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str):
+        return repr(value if len(value) <= _MOST_SHOWN else f"{value[:_MOST_SHOWN]}...")
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)[:_MOST_SHOWN] if isinstance(value, int | float | date) else kind_of(value)
+
+
+def _number_of(text: str, name: str, *, is_whole: bool) -> str | None:
+    """Return the number that a text such as ``0,5``, ``5 minutes`` or ``8MB`` means; None if that is not clear."""
+    plain = unicodedata.normalize("NFKC", text).strip().lower()
+    found = re.fullmatch(r"([-+]?\d+(?:[.,]\d+)?(?:e[-+]?\d+)?)\s*([a-z%]*)", plain)
+    if found is None or not (found[2] in _UNITS or not found[2]):
+        return None
+    if re.fullmatch(r"[-+]?[1-9]\d{0,2},\d{3}", found[1]):
+        return None  # thousands, or three places after the point
+    is_time, is_size = found[2][:1].isalpha() and found[2][-1] != "b", found[2][-1:] == "b"
+    if (is_time and not name.endswith("_s")) or (is_size and not name.endswith("_bytes")):
+        return None
+    number = float(found[1].replace(",", ".")) * _UNITS.get(found[2], 1)
+    if not math.isfinite(number) or (is_whole and not number.is_integer()):
+        return None
+    return str(int(number)) if is_whole else f"{number:.12g}"
 
 
 def _guess(error: Mapping[str, Any]) -> str:
@@ -112,6 +182,8 @@ def _guess(error: Mapping[str, Any]) -> str:
     if error["type"] not in {"literal_error", "enum"} or not isinstance(value, str):
         return ""
     known = re.findall(r"'([^']*)'", str(error["msg"]))
+    if len(known) < 2:  # the message says it already
+        return ""
     lowered = value.lower()
     other = _OTHER_NAMES.get(lowered)
     near = [other] if other in known else difflib.get_close_matches(lowered, known, n=1, cutoff=0.6)

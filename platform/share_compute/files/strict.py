@@ -23,14 +23,19 @@ _VERY_CLOSE = 0.8
 
 def nearest(name: str, known: Sequence[str]) -> str | None:
     """Return the known name most similar to ``name``, or None if none is close."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return matches[0] if matches else None
+    return _nearest(name, known, 0.6)
 
 
 def suggestion(name: str, known: Sequence[str], cutoff: float = 0.6) -> str:
     """Return ``; did you mean 'x'?`` with the known name most similar to ``name``; empty if none is close."""
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
-    return f"; did you mean {matches[0]!r}?" if matches else ""
+    found = _nearest(name, known, cutoff)
+    return f"; did you mean {found!r}?" if found is not None else ""
+
+
+def _nearest(name: str, known: Sequence[str], cutoff: float) -> str | None:
+    same = [one for one in known if one.lower() == name.lower()]  # difflib counts capitals as other letters
+    matches = same or difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return matches[0] if matches else None
 
 
 class StrictModel(DescribedModel):

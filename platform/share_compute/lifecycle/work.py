@@ -37,8 +37,8 @@ class WorkPeriodRecord(_Work):
     """Duration of the period, up to now while it lasts."""
     steps: int
     """Number of steps committed in the period; 0 for deployments."""
-    tokens: int
-    """The machine's share of the tokens of ``steps``; samples if the model reads no text. 0 for deployments."""
+    samples: int
+    """The machine's share of the samples of ``steps``, such as images, rows or sequences of text. 0 for deployments."""
 
 
 class WorkSums(_Work):
@@ -49,10 +49,11 @@ class WorkSums(_Work):
     steps: int
     microbatches: int
     """Number of microbatches that the machine computed in committed steps."""
-    tokens: int
+    samples: int
+    """The machine's share of the samples of ``steps``, such as images, rows or sequences of text."""
 
 
-NO_WORK = WorkSums(seconds=0.0, steps=0, microbatches=0, tokens=0)
+NO_WORK = WorkSums(seconds=0.0, steps=0, microbatches=0, samples=0)
 
 
 class WorkRecord(WorkSums):

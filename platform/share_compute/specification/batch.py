@@ -25,9 +25,9 @@ class BatchDataSpec(SpecModel):
     @classmethod
     def _one_kind(cls, files: tuple[TextPath, ...]) -> tuple[TextPath, ...]:
         suffixes = sorted({file.suffix for file in files})
-        for suffix in suffixes:
-            if suffix not in ROW_SUFFIXES:
-                what = suffix or "a file without suffix"
+        for file in files:
+            if file.suffix not in ROW_SUFFIXES:
+                what = file.name if file.suffix else f"{file.name}, which has no suffix"
                 raise ValueError(f"cannot read rows of {what}; known: {', '.join(ROW_SUFFIXES)}")
         if len(suffixes) > 1:
             raise ValueError(f"files are of several kinds: {', '.join(suffixes)}")

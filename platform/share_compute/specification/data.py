@@ -204,7 +204,8 @@ class DataSpec(SpecModel):
         readable = LABELLED_SUFFIXES if self.text_columns else readable
         unknown = sorted(suffixes - set(readable))
         if unknown:
-            what = unknown[0] or "a file without suffix"
+            first = next(file.name for file in self.all_files if file.suffix == unknown[0])
+            what = first if unknown[0] else f"{first}, which has no suffix"
             more = (
                 " as text; data.table reads tables, data.labels texts with labels"
                 if unknown[0] == ".csv"

@@ -309,6 +309,12 @@ class TrainJob(SpecModel):
         return "language_model" if self.data.is_text else "image_classification"
 
     @property
+    def makes_served_model(self) -> bool:
+        """Whether the result is a language model with all its weights, which can be served."""
+        has_weights = self.training.lora is None or self.training.lora.merge
+        return self.resolved_task == "language_model" and has_weights
+
+    @property
     def resolved_loss(self) -> LossName:
         """The name of the loss, given or derived from the task."""
         return self.training.loss.name or LOSSES[self.resolved_task][0]
@@ -437,11 +443,6 @@ class TrainJob(SpecModel):
 
     @model_validator(mode="after")
     def _ranks_compute_alike(self) -> Self:
-        if self.parallelism.tensor > 1 and self.training.precision != "float32":
-            raise ValueError(
-                f"parallelism.tensor {self.parallelism.tensor} needs training.precision float32, and it is "
-                f"{self.training.precision}"
-            )
         if self.parallelism.tensor > 1 and self.training.compile != "off":
             raise ValueError(
                 f"parallelism.tensor {self.parallelism.tensor} needs training.compile off, and it is "

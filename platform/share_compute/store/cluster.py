@@ -17,7 +17,13 @@ from share_compute.store.contributors import REMEMBERED, here_since, wrong_key
 from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ContributorRow, DeploymentRow, EventRow, InviteRow, JobRow
 from share_compute.store.heartbeats import Heartbeats
-from share_compute.store.records import AgentRecord, HeldRecord, MachineSummaryRecord
+from share_compute.store.records import (
+    AT_START,
+    THIS_MACHINE,
+    AgentRecord,
+    HeldRecord,
+    MachineSummaryRecord,
+)
 from share_compute.store.secret import matches
 from share_compute.store.work import KIND, parts
 from share_compute.topology import BASE_DTYPE, HEAD, Contributor, Device
@@ -47,6 +53,8 @@ _WORK = (
     .scalar_subquery()
 )
 """The machine's last ``work`` event. It names the part of a leased machine, whose whole plan can be large."""
+_NO_OWNER = (None, "", AT_START, THIS_MACHINE)
+"""Labels of invites that name no owner."""
 _IS_LEASED = or_(ContributorRow.job_id.is_not(None), ContributorRow.deployment_id.is_not(None))
 _AGENT = select(
     ContributorRow.id,
@@ -133,7 +141,7 @@ class ClusterRows:
 
 
 def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[str, str]:
-    """Return {contributor id: label of its invite}, only for contributors whose invite has a label.
+    """Return {contributor id: label of its invite}, only for contributors whose invite has a label from a person.
 
     A sibling has the invite of the contributor that ``sibling_of`` names.
     """
@@ -143,7 +151,7 @@ def _owners(session: Session, contributor_ids: Collection[str] | None) -> dict[s
     query = query.join(InviteRow, InviteRow.id == first.invite_id)
     if contributor_ids is not None:
         query = query.where(ContributorRow.id.in_(contributor_ids))
-    return {machine: label for machine, label in session.execute(query) if label}
+    return {machine: label for machine, label in session.execute(query) if label not in _NO_OWNER}
 
 
 def _held(session: Session, rows: Iterable[Any]) -> dict[str, HeldRecord]:

@@ -19,9 +19,10 @@ from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ContributorRow, EventRow, InviteRow
 from share_compute.store.events import add_event
 from share_compute.store.heartbeats import Heartbeats
-from share_compute.store.invites import check_limits, usable_invite
+from share_compute.store.invites import check_limits, revoke_if_open, usable_invite
 from share_compute.store.records import ContributorRecord, PresenceRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
+from share_compute.store.suggestions import suggested_machine
 from share_compute.topology import MOST_DEVICES, Device, Link
 
 _ARRIVING = (
@@ -71,16 +72,16 @@ class Contributors:
 
         Raises:
             NotFound: no contributor has this id.
-            NotAuthorized: the operator sent the host away, or one of its devices is quarantined.
+            NotAuthorized: the operator removed the host, or one of its devices is quarantined.
             UserError: the device lends more than the invite of the host allows.
             Conflict: a machine with this name is present, or the host has `MOST_DEVICES` contributors already.
         """
         with self._database.write() as session:
             family = _family(session, contributor_id)
             hint = "ask for a new invite, and join with another --name"
-            if any(row.sent_away_at is not None for row in family):
+            if any(row.removed_at is not None for row in family):
                 raise NotAuthorized(
-                    "the operator sent this host away", hint="ask for a new invite and join again"
+                    "the operator removed this host", hint="ask for a new invite and join again"
                 )
             for row in family:
                 if row.quarantined_for is not None:
@@ -215,12 +216,12 @@ class Contributors:
 
         Raises:
             NotFound: no contributor has this id.
-            ContributorLost: the contributor is lost, and was not sent away; it may rejoin.
-            Conflict: the contributor is leaving, has left, or was sent away.
+            ContributorLost: the contributor is lost, and was not removed; it may rejoin.
+            Conflict: the contributor is leaving, has left, or was removed.
         """
         with self._database.write() as session:
             row = _row(session, contributor_id)
-            if row.state == ContributorState.lost and row.sent_away_at is None:
+            if row.state == ContributorState.lost and row.removed_at is None:
                 raise ContributorLost(
                     f"contributor {row.name} is lost: {row.reason}",
                     hint="let it come back first",
@@ -329,16 +330,26 @@ class Contributors:
         """
         with self._database.write() as session:
             row = _row(session, contributor_id)
-            _drain(session, row, "its owner takes it back", self._clock())
+            is_removed = row.removed_at is not None
+            reason = "the operator removed it" if is_removed else "its owner takes it back"
+            _drain(session, row, reason, self._clock())
             return self._record(row)
 
-    def send_away(self, contributor_id: str) -> ContributorRecord:
-        """Drain all contributors of a host as `leave` does; they cannot rejoin without a new invite."""
+    def remove(self, contributor_id: str, *, revokes_invite: bool = True) -> ContributorRecord:
+        """Drain all contributors of a host as `leave` does; they cannot rejoin without an invite.
+
+        Args:
+            contributor_id: id of one of them.
+            revokes_invite: whether to revoke the invite by which they joined. Otherwise, if it has uses left, the host
+                can join with it again, under another name.
+        """
         now = self._clock()
         with self._database.write() as session:
             for row in _family(session, contributor_id):
-                row.sent_away_at = row.sent_away_at or now
-                _drain(session, row, "the operator sent it away", now)
+                row.removed_at = row.removed_at or now
+                if revokes_invite:
+                    revoke_if_open(session, row.invite_id, now)
+                _drain(session, row, "the operator removed it", now)
             return self._record(_row(session, contributor_id))
 
     def clear(self, contributor_id: str) -> ContributorRecord:
@@ -366,16 +377,16 @@ class Contributors:
 
         Raises:
             NotFound: no contributor has this id.
-            NotAuthorized: the operator sent the contributor away.
+            NotAuthorized: the operator removed the contributor.
             UserError: the contributor lends more than its invite allows.
             Conflict: another machine has taken the contributor's name.
         """
         now = self._clock()
         with self._database.write() as session:
             row = _row(session, contributor_id)
-            if row.sent_away_at is not None:
+            if row.removed_at is not None:
                 raise NotAuthorized(
-                    "the operator sent this contributor away",
+                    "the operator removed this machine",
                     hint="ask for a new invite and join again",
                     machine=row.name,
                 )
@@ -554,7 +565,7 @@ def _row(session: Session, contributor_id: str) -> ContributorRow:
     row = session.get(ContributorRow, contributor_id)
     if row is None:
         raise NotFound(
-            f"there is no machine {contributor_id}",
+            f"there is no machine {contributor_id}{suggested_machine(session, contributor_id)}",
             hint="share-compute contributors lists their names and ids",
         )
     return row

@@ -15,6 +15,7 @@ from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ContributorRow, InviteRow
 from share_compute.store.records import InviteRecord, InviteState, invite_state
 from share_compute.store.secret import digest, new_id, new_invite_code, plain_invite_code
+from share_compute.store.suggestions import suggested_invite
 
 _HINT = "ask the operator of the cluster for a new invite: share-compute invite"
 
@@ -33,6 +34,7 @@ class Invites:
         *,
         uses: int = 1,
         memory_bytes: int | None = None,
+        replaces: bool = False,
     ) -> tuple[InviteRecord, str]:
         """Create an invite; return its record and the code, which cannot be read again.
 
@@ -41,10 +43,14 @@ class Invites:
             expires_in_s: lifetime of the invite, in seconds.
             uses: number of machines that may join with the invite.
             memory_bytes: maximum memory that each machine may lend, in bytes; default: no limit.
+            replaces: whether the invite replaces the unused ones with the same label: open ones are revoked, ended
+                ones are deleted.
         """
         code = new_invite_code()
         now = self._clock()
         with self._database.write() as session:
+            if replaces:
+                _end_unused(session, label, now)
             row = InviteRow(
                 id=new_id("inv"),
                 code_hash=digest(plain_invite_code(code)),
@@ -85,12 +91,13 @@ class Invites:
         with self._database.write() as session:
             row = session.get(InviteRow, invite_id)
             if row is None:
-                raise NotFound(f"there is no invite {invite_id}", hint="share-compute invite list shows them")
+                text = f"there is no invite {invite_id}{suggested_invite(session, invite_id)}"
+                raise NotFound(text, hint="share-compute invite list shows them")
             used_by = _record(session, row).used_by
             if len(used_by) >= row.uses:
                 raise InviteUsed(
                     f"invite {invite_id} was used by {listed(used_by)}",
-                    hint="send the machines away: share-compute remove MACHINE",
+                    hint="remove the machines: share-compute remove MACHINE",
                 )
             row.revoked_at = row.revoked_at or self._clock()
             return _record(session, row)
@@ -110,6 +117,25 @@ def usable_invite(session: Session, code: str, now: datetime) -> InviteRow:
     if state is InviteState.expired:
         raise InviteExpired(f"this invite expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC", hint=_HINT)
     return row
+
+
+def _end_unused(session: Session, label: str | None, now: datetime) -> None:
+    """Revoke the open ones of the unused invites with a label, and delete the others."""
+    for row in session.scalars(select(InviteRow).where(InviteRow.label == label)).all():
+        invite = _record(session, row)
+        if invite.used_by:
+            continue
+        if invite_state(invite, now) is InviteState.open:
+            row.revoked_at = now
+        else:
+            session.delete(row)
+
+
+def revoke_if_open(session: Session, invite_id: str | None, now: datetime) -> None:
+    """Revoke an invite with which machines could still join."""
+    row = None if invite_id is None else session.get(InviteRow, invite_id)
+    if row is not None and invite_state(_record(session, row), now) is InviteState.open:
+        row.revoked_at = now
 
 
 def check_limits(invite: InviteRow, limits: dict[str, Any]) -> None:

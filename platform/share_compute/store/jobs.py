@@ -289,7 +289,7 @@ class Jobs:
                 return JobRecord.model_validate(row)
             if JobState(row.state).is_final:
                 raise Conflict(
-                    f"job {job_id} is {row.state} already", hint="nothing is left to cancel", job=job_id
+                    f"job {job_id} has {row.state} already", hint="nothing is left to cancel", job=job_id
                 )
             ask_to_stop(session, row, now)
             return JobRecord.model_validate(row)
@@ -306,13 +306,14 @@ class Jobs:
         """
         with self._database.write() as session:
             row = job_row(session, job_id)
-            is_kept = row.state == JobState.succeeded and row.delete_requested_at is None
-            if is_kept and restart_links(session, row, self._clock()):
+            is_done = row.state == JobState.succeeded
+            if is_done and row.delete_requested_at is None and restart_links(session, row, self._clock()):
                 return JobRecord.model_validate(row)
             if row.state not in (JobState.failed, JobState.cancelled):
                 raise Conflict(
-                    f"job {job_id} is {row.state}; only failed and cancelled jobs can be resumed",
-                    hint="submit it again" if row.state == JobState.succeeded else "wait for it",
+                    f"job {job_id} {'has' if is_done else 'is'} {row.state}; "
+                    "only failed and cancelled jobs can be resumed",
+                    hint="submit it again" if is_done else "wait for it",
                     job=job_id,
                 )
             resume_job(session, row, self._clock())
@@ -587,9 +588,9 @@ def _from(row: JobRow) -> str:
         return "its trials"
     if row.kind in BATCH_KINDS:
         return f"the {row.rows['done']} rows that are done" if row.rows else "the start"
-    return (
-        "the start (it has no checkpoint)" if row.checkpoint_step is None else f"step {row.checkpoint_step}"
-    )
+    if row.checkpoint_step is None:
+        return "the start (it has no checkpoint)"
+    return f"its checkpoint of step {row.checkpoint_step}"
 
 
 def _record_event(

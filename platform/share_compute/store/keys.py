@@ -16,6 +16,7 @@ from share_compute.store.database.database import Database
 from share_compute.store.database.tables import ApiKeyRow
 from share_compute.store.records import ApiKeyRecord
 from share_compute.store.secret import digest, matches, new_id, new_key
+from share_compute.store.suggestions import suggested_key
 
 _VERIFIED_S = 1.0
 _MOST_VERIFIED = 1000
@@ -91,7 +92,8 @@ class ApiKeys:
         with self._database.write() as session:
             row = session.get(ApiKeyRow, key_id)
             if row is None:
-                raise NotFound(f"there is no API key {key_id}", hint="share-compute keys list shows them")
+                text = f"there is no API key {key_id}{suggested_key(session, key_id)}"
+                raise NotFound(text, hint="share-compute keys list shows them")
             if row.revoked_at is None:
                 _require_another_admin(session, row)
                 row.revoked_at = self._clock()

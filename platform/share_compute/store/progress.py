@@ -48,6 +48,8 @@ from share_compute.store.secret import new_id
 from share_compute.store.work import lease_changes, parts, record_free, record_work
 
 _USABLE = (ContributorState.ready, ContributorState.draining)
+_IN_ORDER = (MetricRow.step, MetricRow.split == "test", MetricRow.split)
+"""Order of metrics: by the step, and at one step train, validation, test."""
 
 
 class Progress:
@@ -107,7 +109,7 @@ class Progress:
     def metrics(
         self, job_id: str, *, after_step: int = 0, until_step: int | None = None, most: int | None = None
     ) -> list[MetricRecord]:
-        """Return the metrics of a job's steps, in order; raise NotFound if there is no such job.
+        """Return the metrics of a job by step, then train, validation, test; raise NotFound if there is no such job.
 
         Args:
             job_id: id of the job.
@@ -119,7 +121,7 @@ class Progress:
         wanted = [MetricRow.job_id == job_id, MetricRow.step > after_step]
         if until_step is not None:
             wanted.append(MetricRow.step <= until_step)
-        query = select(MetricRow).where(*wanted).order_by(MetricRow.step, MetricRow.split)
+        query = select(MetricRow).where(*wanted).order_by(*_IN_ORDER)
         if most is not None:
             chosen = _decimated(wanted, most)
             query = query.join(
@@ -133,9 +135,8 @@ class Progress:
         """Return at most ``limit`` metrics that follow ``last`` in the order of steps and splits; None: the first."""
         query = select(MetricRow).where(MetricRow.job_id == job_id)
         if last is not None:
-            place = tuple_(MetricRow.step, MetricRow.split)
-            query = query.where(place > tuple_(last.step, last.split))
-        query = query.order_by(MetricRow.step, MetricRow.split).limit(limit)
+            query = query.where(tuple_(*_IN_ORDER) > tuple_(last.step, last.split == "test", last.split))
+        query = query.order_by(*_IN_ORDER).limit(limit)
         with self._database.read() as session:
             return [MetricRecord.model_validate(row) for row in session.scalars(query)]
 
@@ -276,7 +277,9 @@ def artifact_row(session: Session, job_id: str, name: str) -> ArtifactRow:
         job = job_row(session, job_id)
         raise NotFound(
             f"job {job_id} has no artifact {name}",
-            hint=f"the job is {job.state}; share-compute artifacts list {job_id} shows what it has",
+            hint=f"the job has ended ({job.state}); share-compute artifacts list {job_id} shows what it has"
+            if JobState(job.state).is_final
+            else f"the job is {job.state}: wait for its end with share-compute logs -f {job_id}",
             job=job_id,
         )
     return row
@@ -380,8 +383,17 @@ def _apply(session: Session, row: JobRow, event: AttemptEvent, now: datetime) ->
                 move_job(session, row, JobState.running, f"{left} to answer", now)
         case AttemptEnded():
             move_job(session, row, JobState(event.outcome), event.reason, now, error=event.error)
+            row.tokens_per_s = _mean_speed(session, row)
         case _:
             pass  # other reports are only logged; `record` handles offences and cut links
+
+
+def _mean_speed(session: Session, row: JobRow) -> float | None:
+    """Return the mean speed over all steps of a job, in tokens per second; without steps, its last speed."""
+    tokens, seconds = (func.sum(MetricRow.data[name].as_float()) for name in ("tokens", "seconds"))
+    query = select(tokens / func.nullif(seconds, 0.0))
+    mean = session.scalar(query.where(MetricRow.job_id == row.id, MetricRow.split == "train"))
+    return row.tokens_per_s if mean is None else float(mean)
 
 
 def _apply_plan(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Final, Literal, cast
 
 from pydantic import ConfigDict
 
@@ -56,6 +56,11 @@ class InviteState(StrEnum):
     used = "used"
     expired = "expired"
     revoked = "revoked"
+
+
+AT_START: Final = "printed at start"
+THIS_MACHINE: Final = "this machine"
+"""Labels of the invites that a server makes and revokes when it starts."""
 
 
 class InviteRecord(Record):
@@ -124,8 +129,8 @@ class ContributorRecord(PresenceRecord):
     measured_at: datetime | None = None
     """Time of the last measurement."""
     joined_at: datetime
-    sent_away_at: datetime | None
-    """Time at which the operator sent the machine away; it cannot come back without a new invite."""
+    removed_at: datetime | None
+    """Time at which the operator removed the machine; it cannot come back without a new invite."""
     offences: int = 0
     """Number of reported offences since the operator last cleared the machine."""
     quarantined_for: str | None = None
@@ -304,6 +309,7 @@ class JobRecord(Record):
     loss: float | None
     """Training loss at the last committed step."""
     tokens_per_s: float | None
+    """Mean speed over the last steps; over all steps, once an attempt ended the job."""
     rows: RowsDone | None = None
     """Progress of a batch job; null before it began, and for training jobs."""
     created_at: datetime

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
 import secrets
 
 
@@ -22,6 +23,11 @@ def new_invite_code() -> str:
     """Return 80 random bits as four groups of four base32 characters."""
     text = base64.b32encode(secrets.token_bytes(10)).decode().lower()
     return "-".join(text[start : start + 4] for start in range(0, len(text), 4))
+
+
+def is_invite_code(code: str) -> bool:
+    """Return whether a text has the form of the codes of `new_invite_code`; case, spaces and hyphens do not matter."""
+    return re.fullmatch("[a-z2-7]{16}", plain_invite_code(code)) is not None
 
 
 def plain_invite_code(code: str) -> str:

@@ -83,7 +83,7 @@ def _parts(plan: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
                         "num_layers": plan["num_layers"],
                         "stage": place,
                         "microbatches": 0,
-                        # The tokens of a step event are summed over all branches.
+                        # The samples of a step event are summed over all branches.
                         "of_microbatches": plan["microbatches"] * len(branches),
                         "memory_bytes": 0,
                     },
@@ -125,8 +125,8 @@ class _Total:
     began_at: datetime | None = None
     steps: int = 0
     """Steps in the present period."""
-    tokens: int = 0
-    """Tokens of these steps, of all machines."""
+    samples: int = 0
+    """Samples of these steps, of all machines."""
 
     def sums(self, now: datetime) -> WorkSums:
         """Return the sums of all periods; the present period counts up to ``now``."""
@@ -138,7 +138,7 @@ class _Total:
             seconds=self.ended.seconds + seconds,
             steps=self.ended.steps + self.steps,
             microbatches=self.ended.microbatches + self.steps * (self.data.get("microbatches") or 0),
-            tokens=self.ended.tokens + _own_tokens(self.data, self.tokens),
+            samples=self.ended.samples + _own_samples(self.data, self.samples),
         )
 
 
@@ -157,7 +157,7 @@ class WorkHistory:
         self._totals: OrderedDict[str, _Total] = OrderedDict()
         """Running totals by contributor id; the one that was used last is at the end."""
         self._blocks: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()
-        """Steps of a job in a block of event numbers, and their tokens, by job id and block."""
+        """Steps of a job in a block of event numbers, and their samples, by job id and block."""
         self._counting_earlier = threading.Lock()
         """Held while a call counts more than `NEW_EVENTS`."""
 
@@ -208,9 +208,9 @@ class WorkHistory:
                 last = total.seq + most_events
                 block_end = last - last % BLOCK_EVENTS
                 last = min(end, block_end if block_end > total.seq else last)
-                steps, tokens = self._steps_between(session, total.data["job"], total.seq, last)
+                steps, samples = self._steps_between(session, total.data["job"], total.seq, last)
                 most_events -= last - total.seq
-                total = replace(total, seq=last, steps=total.steps + steps, tokens=total.tokens + tokens)
+                total = replace(total, seq=last, steps=total.steps + steps, samples=total.samples + samples)
                 if last < end:
                     return total
             if change is None:
@@ -225,11 +225,11 @@ class WorkHistory:
         return total
 
     def _steps_between(self, session: Session, job_id: str, after: int, last: int) -> tuple[int, int]:
-        """Return the number of a job's steps in the events from number ``after + 1`` to ``last``, and their tokens.
+        """Return the number of a job's steps in the events from number ``after + 1`` to ``last``, and their samples.
 
         ``last`` must not exceed the newest event, because counts of whole blocks are kept.
         """
-        steps = tokens = 0
+        steps = samples = 0
         while after < last:
             block, start = divmod(after, BLOCK_EVENTS)
             stop = min(last, (block + 1) * BLOCK_EVENTS)
@@ -245,8 +245,8 @@ class WorkHistory:
                     self._blocks.move_to_end((job_id, block))
                     while len(self._blocks) > _MOST_BLOCKS:
                         self._blocks.popitem(last=False)
-            steps, tokens, after = steps + found[0], tokens + found[1], stop
-        return steps, tokens
+            steps, samples, after = steps + found[0], samples + found[1], stop
+        return steps, samples
 
     def of(self, contributor_id: str, *, limit: int = 200) -> WorkRecord:
         """Return the last periods of work of a machine, newest first, and their sums.
@@ -264,7 +264,7 @@ class WorkHistory:
             seconds=sum(period.seconds for period in periods if period.num_layers is not None),
             steps=sum(period.steps for period in periods),
             microbatches=sum(period.steps * (period.microbatches or 0) for period in periods),
-            tokens=sum(period.tokens for period in periods),
+            samples=sum(period.samples for period in periods),
         )
 
     def busy(self, contributor_id: str, *, since: datetime, points: int = 240) -> list[BusyRecord]:
@@ -293,10 +293,10 @@ class WorkHistory:
 
     def _described(self, session: Session, period: _Period) -> WorkPeriodRecord:
         data, ended = period.data, period.ended
-        steps = tokens = 0
+        steps = samples = 0
         if _trains(data):
-            steps, all_tokens = _steps(session, _of_job(period, "step"))
-            tokens = _own_tokens(data, all_tokens)
+            steps, all_samples = _steps(session, _of_job(period, "step"))
+            samples = _own_samples(data, all_samples)
         end = ended.at if ended is not None else self._clock()
         return WorkPeriodRecord(
             job_id=data.get("job"),
@@ -311,15 +311,15 @@ class WorkHistory:
             ended_at=ended.at if ended is not None else None,
             seconds=max(0.0, (end - period.begun.at).total_seconds()),
             steps=steps,
-            tokens=tokens,
+            samples=samples,
         )
 
 
 def _steps(session: Session, steps: Any) -> tuple[int, int]:
-    """Return the number of the ``step`` events that a query finds, and their tokens."""
-    figures = steps.with_only_columns(func.count(), func.sum(EventRow.data["tokens"].as_integer()))
-    number, tokens = session.execute(figures).one()
-    return number, tokens or 0
+    """Return the number of the ``step`` events that a query finds, and their samples."""
+    figures = steps.with_only_columns(func.count(), func.sum(EventRow.data["samples"].as_integer()))
+    number, samples = session.execute(figures).one()
+    return number, samples or 0
 
 
 def _begins_work(change: EventRow) -> bool:
@@ -332,11 +332,11 @@ def _trains(data: Mapping[str, Any]) -> bool:
     return data.get("job") is not None and bool(data.get("microbatches"))
 
 
-def _own_tokens(data: Mapping[str, Any], tokens: int) -> int:
-    """Return a machine's share of the tokens that all machines processed."""
+def _own_samples(data: Mapping[str, Any], samples: int) -> int:
+    """Return a machine's share of the samples that all machines processed."""
     if not data.get("microbatches"):
         return 0
-    own: float = tokens * data["microbatches"] / data["of_microbatches"]
+    own: float = samples * data["microbatches"] / data["of_microbatches"]
     return round(own)
 
 

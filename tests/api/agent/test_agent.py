@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from share_compute.errors import NotAuthorized
 from share_compute.lifecycle.states import ContributorState
 from share_compute.specification import parse_job
 from share_compute_actors.machine.node import NodeLimits
 from share_compute_api.agent.agent import Agent, AgentStatus
 from share_compute_api.agent.client import AgentClient
-from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions
+from share_compute_api.connection.identity import Identities
 from share_compute_api.schemas.agents import SERVER, ClosedPorts, ClusterAccess, DialReport, DialRequest
 
 
@@ -35,7 +36,7 @@ def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
 
     def show(view: AgentStatus) -> None:
         phases.append(view.phase)
-        if is_released and view.phase == "leaving; its shards move to other machines first":
+        if is_released and view.phase == "draining; its shards move to other machines first":
             seen = store.contributors.get(record.id)
             store.contributors.set_state(seen, ContributorState.left, "its owner takes it back")
 
@@ -46,8 +47,8 @@ def test_who_leaves_waits_until_its_work_is_handed_over_but_not_for_ever(
         Agent(options, lambda view: (views.append(view), show(view)), Identities(tmp_path)).leave(client)  # type: ignore[func-returns-value]
     if is_released:
         assert views[-1].contributed is not None
-    held = [] if is_released else ["leaving; a job still holds it, and loses it"]
-    assert phases == ["leaving", "leaving; its shards move to other machines first", *held, "left"]
+    held = [] if is_released else ["draining; a job still holds it, and loses it"]
+    assert phases == ["draining", "draining; its shards move to other machines first", *held, "left"]
 
 
 class ReachedClient(AgentClient):
@@ -77,8 +78,8 @@ class Story:
         self._turns: list[Callable[[], object]] = []
 
     def play(self, *turns: Callable[[], object]) -> None:
-        """Let the agent work; call one of ``turns`` instead of each sleep, and let the machine leave after the last."""
-        self._turns = [*turns, lambda: self.contributors.leave(self.record.id)]
+        """Let the agent work; call one of ``turns`` instead of each sleep, and remove the machine after the last."""
+        self._turns = [*turns, lambda: self.contributors.remove(self.record.id)]
         children: Any = SimpleNamespace(refresh=lambda: None, stop=lambda *_: None)
         agent = Agent(
             JoinOptions(self._url, "used", "ada", address="127.0.0.1", leave_within_s=0.0),
@@ -89,9 +90,13 @@ class Story:
         )
         access = ClusterAccess(ray_address="192.0.2.1:6379", token="token", labels={}, environment={})
         with ReachedClient(self._url, self.record.id, self._key) as client:
-            agent.work(client, access, NodeLimits(1, 1), children)
+            with pytest.raises(NotAuthorized, match="the operator removed this machine"):
+                agent.work(client, access, NodeLimits(1, 1), children)
             agent.leave(client)
         assert self._turns == []
+        assert (
+            self.phases[-1] == "left; the operator removed this machine: ask for a new invite and join again"
+        )
 
     def nothing(self) -> None:
         """Change nothing during a sleep."""
@@ -119,7 +124,10 @@ class Story:
 def kinds(phases: list[str]) -> list[str]:
     """Return the phases of the work: ``waits`` and ``fails`` are those of an attempt to rejoin."""
     ends = {"again": "fails", "s": "waits"}
-    begin, end = phases.index("starting the Ray node") + 1, phases.index("leaving")
+    begin, end = (
+        phases.index("starting the Ray node") + 1,
+        phases.index(next(one for one in phases if one.startswith("draining"))),
+    )
     return [ends[phase.split()[-1]] if "; trying again" in phase else phase for phase in phases[begin:end]]
 
 

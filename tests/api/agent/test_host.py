@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.api.agent.test_service import door  # noqa: F401 - a fixture
 from tests.conftest import descendants, ready
+from tests.ray_nodes import title
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import get_scheduler
@@ -33,9 +34,9 @@ from share_compute_actors.machine.processes import is_alive
 from share_compute_api.agent import devices as devices_module
 from share_compute_api.agent.devices import LentDevice, lent_devices
 from share_compute_api.agent.host import enroll
-from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions, resolve_limits, split
 from share_compute_api.client.client import Client
+from share_compute_api.connection.identity import Identities
 
 GPUS = (Gpu("GPU-aa", "first"), Gpu("GPU-bb", "second"))
 MIB = 2**20
@@ -320,7 +321,7 @@ def test_devices_that_are_lent_together_train_as_one_machine(
 
 def agent_of(host: int, name: str) -> psutil.Process:
     """Return the agent of a device, a child of the host's process."""
-    return next(child for child in psutil.Process(host).children() if name in child.cmdline())
+    return next(child for child in psutil.Process(host).children() if name in title(child).split())
 
 
 def raylet_of(host: int, name: str) -> psutil.Process:

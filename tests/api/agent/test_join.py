@@ -15,6 +15,7 @@ import psutil
 import pytest
 from tests.conftest import descendants, ready
 
+from share_compute.errors import NotAuthorized
 from share_compute.lifecycle.states import ContributorState
 from share_compute_actors.machine.processes import is_alive
 from share_compute_api.cluster.cluster import ClusterInfo
@@ -54,7 +55,8 @@ def test_a_machine_joins_is_measured_leaves_and_comes_back_without_an_invite(
         with run_command(tmp_path, "join", server.url, *lent, **own) as second:
             assert wait_for(lambda: ready(client, "kept"), "the machine again").id == machine.id
             client.remove_contributor(machine.id, keep_token=True)
-            assert second.process.wait(120) == 0
+            assert second.process.wait(120) == NotAuthorized.exit_code
+            assert "left; the operator removed this machine: ask for a new invite" in second.text()
 
 
 def test_the_agent_holds_no_ray_torch_or_sqlalchemy(contributor: Any):
@@ -92,7 +94,7 @@ def test_a_node_that_dies_is_started_again_and_a_killed_agent_is_noticed(
 
 
 def test_a_wrong_invite(server: Any):
-    status, error = join_fails(server.url, "--invite", "none-none", "--memory", "600MiB")
+    status, error = join_fails(server.url, "--invite", "none-none-none-none", "--memory", "600MiB")
     assert (status, error["code"]) == (5, "invite-unknown")
     assert error["hint"]
 
@@ -108,7 +110,7 @@ def test_a_used_invite_and_a_taken_name(server: Any, contributor: Any):
 
 
 def test_an_unreachable_server():
-    status, error = join_fails("http://127.0.0.1:9", "--invite", "x", "--memory", "600MiB")
+    status, error = join_fails("http://127.0.0.1:9", "--invite", "none-none-none-none", "--memory", "600MiB")
     assert (status, error["code"]) == (8, "unavailable")
 
 
@@ -130,7 +132,7 @@ def test_what_is_in_the_way_is_found_before_the_invite_is_used(plane: Any):
 
 def test_too_little_memory_and_too_much(server: Any):
     for memory, word in (("100MiB", "too little"), ("900TiB", "available")):
-        status, error = join_fails(server.url, "--invite", "x", "--memory", memory)
+        status, error = join_fails(server.url, "--invite", "none-none-none-none", "--memory", memory)
         assert status == 2
         assert word in error["detail"]
         assert error["details"]["missing_bytes"] > 0

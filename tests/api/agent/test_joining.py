@@ -214,14 +214,14 @@ def test_of_two_joins_with_one_invite_exactly_one_wins(door: str, store: Store) 
     assert sorted(outcomes) == ["invite-used"] * 5 + ["joined"]
 
 
-def test_the_operator_sends_a_machine_away(door: str, store: Store, client: Any) -> None:
+def test_the_operator_removes_a_machine(door: str, store: Store, client: Any) -> None:
     joined = join(door, wanted(store.invites.create()[1]))
     assert client.contributor(joined.contributor_id).name == "ada"
     store.contributors.online(joined.contributor_id, node_id="ab", address="192.0.2.7")
     assert client.remove_contributor(joined.contributor_id).state == "draining"
     with AgentClient(door, joined.contributor_id, joined.contributor_key) as agent:
         assert agent.heartbeat().wanted == "leave"
-        with pytest.raises(NotAuthorized, match="sent this contributor away"):
+        with pytest.raises(NotAuthorized, match="removed this machine"):
             agent.rejoin()
 
 

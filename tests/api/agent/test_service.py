@@ -19,10 +19,10 @@ from tests.programs import missing
 from share_compute.errors import Conflict, NotAuthorized, UserError
 from share_compute.store import Store
 from share_compute_api.agent.agent import Agent
-from share_compute_api.agent.identity import Identities
 from share_compute_api.agent.joining import JoinOptions
 from share_compute_api.agent.systemd import unit_text
 from share_compute_api.cluster.cluster import ClusterInfo
+from share_compute_api.connection.identity import Identities
 from share_compute_api.schemas.agents import MachineLimits
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -66,8 +66,8 @@ def test_a_machine_that_joined_joins_again_by_its_own_key(door: str, store: Stor
     assert (record.state, record.limits["memory_bytes"]) == ("joining", 700 * 2**20)
     with identities.in_use(door, "ada"), pytest.raises(Conflict, match="as ada already"):
         Agent(again, lambda _view: None, identities).run()
-    store.contributors.send_away(first)
-    with pytest.raises(NotAuthorized, match="sent this contributor away"):
+    store.contributors.remove(first)
+    with pytest.raises(NotAuthorized, match="removed this machine"):
         enrolled(again, identities)
 
 
@@ -83,7 +83,7 @@ def test_a_machine_waits_for_a_head_that_is_being_replaced(
     options = JoinOptions(door, store.invites.create()[1], "ada")
     agent = Agent(options, lambda view: phases.append(view.phase), Identities(tmp_path), sleep=replace_head)
     assert agent.enroll(LIMITS)[1].token == "cluster-secret"
-    assert any("trying again in" in phase for phase in phases)
+    assert any("; trying again" in phase for phase in phases)
 
 
 def test_a_machine_that_is_started_again_with_its_invite_uses_it_once(
@@ -95,10 +95,10 @@ def test_a_machine_that_is_started_again_with_its_invite_uses_it_once(
     first = enrolled(given, identities)
     assert enrolled(given, identities) == first
     assert store.invites.check(code).used_by == (first,)
-    store.contributors.send_away(first)
-    with pytest.raises(NotAuthorized, match="sent this contributor away"):
-        enrolled(given, identities)  # although the invite has a use left
-    assert store.invites.check(code).used_by == (first,)
+    store.contributors.remove(first)
+    with pytest.raises(NotAuthorized, match="removed this machine"):
+        enrolled(given, identities)
+    assert store.invites.list()[0].used_by == (first,)  # no try to come back used it
     assert enrolled(replace(given, invite=store.invites.create()[1]), identities) != first
     assert code not in next((tmp_path / "own").rglob("*.json")).read_text()
 
@@ -152,6 +152,11 @@ def test_a_service_is_installed_shown_and_removed(
     again = run("service", "install", door, *lent)  # it has its key
     assert again.returncode == 0, again.stderr
     assert len(store.contributors.list()) == 1
+    wrong = run("service", "install", door, *lent, "--memory", "much")  # not only in the service's log
+    assert (wrong.returncode, "--memory" in wrong.stderr) == (2, True)
+    other = run("service", "install", door, "--name", "bob")
+    assert other.returncode == 2
+    assert "This machine joined before as ada;" in other.stderr
     status = json.loads(run("service", "status", "--name", "ada", "--json").stdout)
     assert (status["unit"], status["ActiveState"]) == ("share-compute-ada.service", "active")
     assert run("service", "uninstall", "--name", "ada").returncode == 0

@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 
-from share_compute_api.app.server import collecting_later
+from share_compute.program import collecting_later
 
 
 def test_the_app_does_not_import_what_most_starts_do_not_need() -> None:

@@ -68,6 +68,8 @@ def test_it_ends_whole_and_finds_its_state_again_even_if_it_was_killed(tmp_path:
     with run_server(tmp_path) as second, second.client() as client:
         assert second.api_key == first.api_key
         assert invite.id in [one.id for one in client.invites()]
+        printed = [one.state for one in client.invites() if one.label == "printed at start"]
+        assert printed == ["open", "revoked"]
         family = psutil.Process(second.command.process.pid).children(recursive=True)
         os.kill(second.command.process.pid, signal.SIGKILL)
         second.command.process.wait()

@@ -129,7 +129,7 @@ def test_what_cannot_be_is_refused(client: Client, plane: Any, run: Run) -> None
     play(plane, job.id, RUNS, AttemptEnded(outcome="succeeded", reason="done"))
     refused = run("chaos", "--job", job.id, "--json")
     assert refused.returncode == 4
-    assert error(refused)["detail"] == "the job is succeeded already"
+    assert error(refused)["detail"] == "the job has ended (succeeded)"
 
 
 def test_a_server_lets_nothing_fail_unless_it_is_allowed(client: Client, plane: Any) -> None:

@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from share_compute.lifecycle.attempt_events import (
     AttemptEvent,
     Planned,
     StepCommitted,
+    Validated,
 )
 from share_compute.lifecycle.states import JobState
 from share_compute.planning.plan import Plan
@@ -96,19 +99,24 @@ def test_a_jobs_life_from_the_terminal(plane: Any, run: Run, job_file: Path, tmp
         Planned(plan=plan),
         step(1),
         step(2),
+        Validated(split="validation", step=2, loss=1.5, accuracy=0.75),
+        Validated(split="test", step=2, loss=1.625),
         saved,
         AttemptEnded(outcome="succeeded", reason="2 steps done"),
     )
     shown = run("show", job_id)
     assert "2 of 2" in shown.stdout
     assert "succeeded" in shown.stdout
+    assert "validation  loss 1.5, accuracy 0.75\ntest        loss 1.625\n" in shown.stdout
+    assert f"next        get the result: share-compute artifacts get {job_id}\n" in shown.stdout
+    assert json.loads(run("show", job_id, "--json").stdout)["results"]["test_loss"] == 1.625
     lines = [json.loads(line) for line in run("logs", job_id, "--json").stdout.splitlines()]
-    assert [line["kind"] for line in lines][-5:] == ["step", "step", "artifact", "ended", "state"]
+    assert [line["kind"] for line in lines][-5:] == ["validated", "validated", "artifact", "ended", "state"]
     followed = run("logs", "-f", job_id)
     assert followed.returncode == 0
     assert "step 2  loss 1.0000" in followed.stdout
     assert run("metrics", job_id, "--format", "csv").stdout.startswith("step,split,loss,")
-    assert len(json.loads(run("metrics", job_id, "--json").stdout)["items"]) == 2
+    assert len(json.loads(run("metrics", job_id, "--json").stdout)["items"]) == 4
     assert "model" in run("artifacts", "list", job_id).stdout
     fetched = run("artifacts", "get", job_id, "--output", str(tmp_path / "out"))
     assert fetched.returncode == 0, fetched.stderr
@@ -131,11 +139,24 @@ def test_logs_can_be_cut_to_the_last_events(plane: Any, run: Run, job_file: Path
     assert kept() == kept("--since", "1h") == kept("--tail", "100") == [1, 2, 3, 4, 5, 6]
     assert kept("--tail", "2") == kept("--tail", "2", "--since", "1h") == [5, 6]
     assert kept("--tail", "0") == kept("--since", "0s") == []
+    is_over = threading.Event()
+    numbers = count(7)
+
+    def report() -> None:
+        while not is_over.wait(0.005):
+            plane.store.progress.record(job_id, 1, [step(next(numbers))])
+
+    reporter = threading.Thread(target=report)
+    reporter.start()
+    lines = run("logs", job_id, "--tail", "3").stdout.splitlines()
+    is_over.set()
+    reporter.join()
+    assert len(lines) == 3, "events that come meanwhile are not printed"
     refused = run("logs", job_id, "--since", "soon", "--json")
     assert (refused.returncode, error(refused)["code"]) == (2, "invalid-request")
     play_end(plane, job_id)
     assert kept("--tail", "2", "--follow") == []
-    assert kept("--tail", "3", "--follow") == [6]
+    assert kept("--tail", "3", "--follow") == [next(numbers) - 1]
 
 
 @pytest.mark.slow
@@ -216,6 +237,7 @@ def test_machines_are_listed_with_their_work_and_their_labels(plane: Any, run: R
     assert "gpu=no, site=north pole" in listed
     (machine,) = json.loads(run("contributors", "--json").stdout)["items"]
     assert machine["limits"]["labels"] == {"site": "north pole", "gpu": "no"}
+    assert "is not in quarantine: there was nothing to clear" in run("clear", machine["name"]).stdout
 
 
 @pytest.mark.slow
@@ -254,7 +276,8 @@ def test_keys_are_made_listed_and_revoked(run: Run) -> None:
     listed = run("keys", "list").stdout
     assert made["id"] in listed
     assert "admin" in listed
-    assert json.loads(run("keys", "revoke", made["id"], "--json").stdout)["revoked_at"] is not None
+    assert made["export_command"].endswith(f" SHARE_COMPUTE_API_KEY={made['key']}")
+    assert json.loads(run("keys", "revoke", "Ada's scripts", "--json").stdout)["revoked_at"] is not None
     refused = run("contributors", SHARE_COMPUTE_API_KEY=made["key"])
     assert (refused.returncode, "not valid" in refused.stderr) == (5, True)
 
@@ -306,10 +329,13 @@ def test_every_setting_is_shown_with_its_origin(run: Run) -> None:
     assert (shown["port"]["origin"], shown["url"]["origin"]) == ("default", "environment")
     assert "secret" not in json.dumps(shown)
     assert all(one["description"] for name, one in shown.items() if name != "log_level")
-    # A long path continues on the next lines.
-    assert len(run("config").stdout.splitlines()) <= len(shown) + 10
+    table = run("config").stdout
+    assert "[]" not in table
+    assert "Options of a running `share-compute up` are not included." in table
+    assert all(one["variable"] in table for one in shown.values())
+    assert len(table.splitlines()) <= len(shown) + 10  # a long path continues on the next lines
     described = run("config", "SHARE_COMPUTE_PORT").stdout
-    assert "0 picks a free one" in described
+    assert "0 picks a" in described
     assert "SHARE_COMPUTE_PORT" in described
     assert run("config", "nothing").returncode == 3
 

@@ -23,7 +23,7 @@ from share_compute.planning.cost.timings import LayerTiming, MachineTimings
 from share_compute.planning.plan import Bottleneck, IdleMachine, MemberPlan, Plan, Prediction, StagePlan
 from share_compute.store.records import EventRecord
 from share_compute.topology import Device
-from share_compute_api.terminal.describe import event_line, plan_lines, step_speed, step_times
+from share_compute_api.terminal.describe import bound_text, event_line, plan_lines, step_speed, step_times
 
 
 def plan(*, predicted: bool = True) -> Plan:
@@ -121,13 +121,20 @@ def test_every_machine_of_a_plan_has_its_reason() -> None:
     assert plan_lines(plan()) == [
         (
             "predicted",
-            "step 1.20 s; no plan takes less than 1.00 s; this one is 20.0% above, the best that was found",
+            "1.20 s in a step; no plan takes less than 1.00 s; this one is 20.0% above, the best that was found",
         ),
         ("bottleneck", "ada computes at 52 GFLOP/s"),
         ("ada", "holds layers 0-3: [fast]"),
         ("bob", "idle: its link carries 3.0 MB/s"),
     ]
     assert [name for name, _ in plan_lines(plan(predicted=False))] == ["ada", "bob"]
+
+
+def test_a_plan_that_reaches_its_bound_is_not_called_the_best_twice() -> None:
+    prediction = plan().prediction
+    assert prediction is not None
+    best = prediction.model_copy(update={"lower_bound_s": prediction.step_s})
+    assert bound_text(best) == "no plan takes less than 1.20 s, and this one reaches that"
 
 
 def test_a_sample_is_one_line_with_prompt_and_text() -> None:

@@ -74,7 +74,8 @@ def test_tables_count_the_cells_of_wide_characters(columns: int, monkeypatch: py
     console.file = io.StringIO()
     monkeypatch.setattr(output, "console", console)
     reason = (
-        "waiting for contributors: needs 4, 2 are ready (1 more works for other jobs); continues from step 20"
+        "waiting for contributors: needs 4, 2 are ready (1 more works for other jobs); "
+        "continues from its checkpoint of step 20"
     )
     rows = [("job-k3v7q2ma", "reason", output.state_text("queued"), reason)]
     output.print_table(("id", "name", "state", "reason"), rows, empty="No jobs yet.")

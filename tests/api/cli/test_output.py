@@ -14,6 +14,7 @@ from share_compute.errors import UserError
 from share_compute.files.plain_text import plain
 from share_compute_api.schemas.agents import JoinRequest
 from share_compute_api.schemas.bodies import InviteRequest, KeyRequest
+from share_compute_api.terminal import output
 from share_compute_api.terminal.output import Terminal, print_failure
 
 ESCAPE = "\x1b[2Jgone\x9b"
@@ -75,3 +76,18 @@ def test_each_problem_of_an_error_is_a_line(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err.splitlines() == lines
     print_failure(UserError("alone"), as_json=False)
     assert capsys.readouterr().err == "error: alone\n"
+
+
+def test_further_lines_of_a_fact_are_indented(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(output, "console", output.Terminal())
+    output.print_fact("placement", "layers 0-2: ash; layers 3-5: birch\nidle: [bold]elm[/bold]")
+    output.print_fact("ash", "the fastest machine of all that are free", soft_wrap=True)
+    assert capsys.readouterr().out.splitlines() == [
+        "placement   layers 0-2: ash; layers 3-5:",
+        "            birch",
+        "            idle: elm",
+        "ash         the fastest machine of all that are free",
+    ]

@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from share_compute.settings import Settings
 from share_compute_api import cli
 
 
@@ -30,6 +31,27 @@ def test_arguments_have_names_in_capitals() -> None:
         if parameter.param_type_name == "argument" and not re.fullmatch(r"[A-Z|.]+", parameter.metavar or "")
     ]
     assert odd == []
+
+
+def test_a_variable_that_nothing_reads_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("SHARE_COMPUTE_DATA_FODLER", "share_compute_xyz", "SHARE_COMPUTE_PORT"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(sys, "argv", ["share-compute", "schema"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: nothing reads the variable SHARE_COMPUTE_DATA_FODLER; did you mean SHARE_COMPUTE_DATA_FOLDER?",
+        "warning: nothing reads the variable SHARE_COMPUTE_XYZ",
+    ]
+
+
+def test_the_help_of_up_has_the_defaults_of_the_settings() -> None:
+    output = CliRunner().invoke(cli.make_app(), ["up", "--help"], env={"COLUMNS": "400"}).output
+    for name in ("host", "port", "port_range"):
+        option = next(line for line in output.splitlines() if f"--{name.replace('_', '-')} " in line)
+        assert f"Default: {Settings.model_fields[name].default}." in option
 
 
 @pytest.mark.parametrize(
@@ -79,11 +101,11 @@ def wrong(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ),
         (
             ["plan", "job.yaml", "--topology", "job.yaml"],
-            "error: the topology is of kind 'train'",
+            "error: job.yaml: the topology is of kind 'train'",
             "share-compute topology",
         ),
         (["simulate", "job.yaml", "--hours", "0"], "error: --hours: must be at least", "--help"),
-        (["join", "nonsense"], "error: 'nonsense' is not the URL of a server", "write it like http"),
+        (["join", "nonsense"], "error: 'nonsense' is not the URL of a server", "write it like https"),
         (
             ["join", "http://127.0.0.1:1", "--invite-file", "lost"],
             "error: lost does not exist",
@@ -92,7 +114,7 @@ def wrong(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         (
             ["service", "install", "ftp://x"],
             "error: 'ftp://x' is not the URL of a server",
-            "write it like http",
+            "write it like https",
         ),
         (["restore", "lost.db"], "error: there is no backup .*lost.db", "look into the folder"),
     ],

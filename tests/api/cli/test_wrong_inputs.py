@@ -31,6 +31,7 @@ OF_HTTP = re.compile(r"\b(?:HTTP header|header|body|request|GET|POST|Content-Typ
 LAYERS = [{"type": "linear", "options": {"in_features": 64, "out_features": 10}}]
 JOB: dict[str, Any] = {"model": {"layers": LAYERS}, "data": {"dataset": "digits"}}
 NOWHERE = "http://127.0.0.1:1"
+INVITE = "abcd-efgh-ijkl-mnop"
 
 
 class World(NamedTuple):
@@ -41,7 +42,7 @@ class World(NamedTuple):
     job: str
     """Id of a queued job with the name digits."""
     chat_key: str
-    """Key with the scope chat alone."""
+    """Key with the scope chat alone; another one has the same name."""
 
 
 class Answer(NamedTuple):
@@ -64,6 +65,15 @@ def world(plane: Plane, client: Client, digits: dict[str, Any], tmp_path: Path) 
     (tmp_path / "zeros.yaml").write_bytes(bytes(8))
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(JOB))
     (tmp_path / "program.exe").write_bytes(b"x")
+    (tmp_path / "latin.txt").write_bytes("Köln\n".encode("latin-1") * 50)
+    (tmp_path / "broken.yaml").write_text("model: {layers: [\n")
+    (tmp_path / "wrong.yaml").write_text("name: a\ntraining:\n  steps: many\n")
+    (tmp_path / "absent.yaml").write_text(
+        f"model: {{config: {{model_type: llama, vocab_size: 300}}}}\ndata:\n  files: [{tmp_path}/none.txt]\n"
+    )
+    (tmp_path / "machines.yaml").write_text("machines: 3\n")
+    plane.store.keys.create("chat", [Scope.read])
+    client.create_invite("for Ada")
     return World(
         tmp_path, plane.url, client.submit(digits).id, plane.store.keys.create("chat", [Scope.chat])[1]
     )
@@ -116,7 +126,7 @@ JOBS: dict[str, tuple[Any, str]] = {
     "a field of another program": ({**JOB, "training": {"precision": "fp16"}}, r"precision: .*'float16'\?"),
     "several problems, one on each line": (
         {**JOB, "training": {"steps": "many", "batchsize": 2}, "epochs": 3},
-        r"training\.steps: must be a whole number\n +training\.batchsize: .*'batch_size'\?\n +epochs: unknown",
+        r"steps: must be a whole number, not 'many'\n +training\.batchsize: .*'batch_size'\?\n +epochs: unknown",
     ),
     "half a step": ({**JOB, "training": {"steps": 2.5}}, r"training\.steps: must be a whole number"),
     "text for a list": ({**JOB, "tags": "a"}, r"tags: must be a list"),
@@ -138,6 +148,51 @@ JOBS: dict[str, tuple[Any, str]] = {
     "a name with other characters": (
         {**JOB, "name": "a/b"},
         r"name: must begin with a letter, a digit or _, and have only",
+    ),
+    "full-width digits": (
+        {**JOB, "training": {"steps": "\uff11\uff10\uff10"}},
+        r"steps: must be a whole number, .*; write 100",
+    ),
+    "a time with a unit": (
+        {
+            **JOB,
+            "training": {
+                "synchronization": {"kind": "local", "branches": 2, "quorum": 1, "grace_s": "5 minutes"}
+            },
+        },
+        r"grace_s: must be a number of seconds, not '5 minutes'; write 300",
+    ),
+    "a decimal comma": (
+        {**JOB, "training": {"optimizer": {"learning_rate": "0,001"}}},
+        r"learning_rate: must be a number, not '0,001'; write 0\.001",
+    ),
+    "a word that YAML reads as another type": (
+        {**JOB, "name": True},
+        r"name: must be text, not true; put it in quotes",
+    ),
+    "a name for a mapping": (
+        {**JOB, "training": {"optimizer": "adam"}},
+        r"training\.optimizer: must be a mapping of keys to values, not 'adam'",
+    ),
+    "an optimizer with capitals": (
+        {**JOB, "training": {"optimizer": {"name": "AdamW"}}},
+        r"optimizer\.name: .*; did you mean 'adamw'\?",
+    ),
+    "a target in percent": (
+        {**JOB, "training": {"validate_every": 1, "target": {"metric": "accuracy", "value": 95}}},
+        r"training\.target\.value: accuracy is at most 1, and the target is 95",
+    ),
+    "text that is not UTF-8": (
+        {**model(model_type="llama"), "data": {"files": ["latin.txt"]}},
+        r"data\.files: \S+latin\.txt is not UTF-8 text: byte 2 begins no character",
+    ),
+    "a file that is no text": (
+        {**model(model_type="llama"), "data": {"files": ["paper.pdf"]}},
+        r"data: cannot read paper\.pdf; known",
+    ),
+    "a tokenizer that is none": (
+        {**model(model_type="llama"), "tokenizer": {"path": "/FOLDER"}},
+        r"tokenizer\.path: \S+ has no tokenizer",
     ),
     "an unknown kind": ({**JOB, "kind": "trian"}, r"unknown kind 'trian'; did you mean 'train'"),
     "no model": ({"data": {"dataset": "digits"}}, r"model: is missing"),
@@ -216,9 +271,63 @@ TEXTS: dict[str, tuple[str, str]] = {
     "a tab": ("model:\n\tlayers: []\n", r"at line 2, column 1: .*indent with spaces, not tabs"),
     "two colons": ("name: a: b\n", r"at line 1, column 8: a second colon"),
     "a quote that is not closed": ("name: 'a\n", r"at line 1, .*: a text has no closing quote"),
+    "a full-width colon": (
+        "name\uff1aa\nmodel:\n  layers: []\n",
+        r"line 1 has the full-width mark \uff1a; write : instead",
+    ),
+    "a full-width colon alone": ("name\uff1aa\n", r"line 1 has the full-width mark \uff1a"),
+    "two documents": ("name: a\n---\nname: b\n", r"at line 2, .*: a second document begins with ---"),
+    "an at sign": ("name: @home\n", r"at line 1, column 7: no value begins with @; put the text in quotes"),
+    "a fence of Markdown": ("```yaml\nname: a\n```\n", r"at line 1, .*: a line with ``` is no YAML"),
+    "a number that begins with a zero": (
+        "training: {steps: 0100}\n",
+        r"at line 1, column 19: 0100 begins with a zero; write it without, or",
+    ),
+    "a number in base 60": (
+        "model: {path: /x}\ndata: {files: [a.txt]}\ntraining: {steps: 1:30}\n",
+        r"training\.steps: must be a whole number, not '1:30'",
+    ),
     "a key twice": ("name: a\nname: b\n", r"at line 2, column 1: 'name' is given twice"),
 }
 COMMANDS: dict[str, tuple[Callable[[World], tuple[object, ...]], int, str]] = {
+    "a file that is not YAML": (
+        lambda at: ("submit", at.folder / "broken.yaml"), 2, r"broken\.yaml: the job file is not valid YAML at line 1",
+    ),
+    "a file with a wrong field": (
+        lambda at: ("submit", at.folder / "wrong.yaml"), 2, r"wrong\.yaml:3: training\.steps: must be a whole number",
+    ),
+    "a file with a field that the server refuses": (
+        lambda at: ("submit", at.folder / "absent.yaml"), 2, r"absent\.yaml:3: data\.files: \S+none\.txt does not",
+    ),
+    "a topology without a kind": (
+        lambda at: ("plan", at.folder / "job.yaml", "--topology", at.folder / "machines.yaml"), 2, r"machines\.yaml: ",
+    ),
+    "an empty tag": (lambda at: ("tag", at.job, "--add", ""), 2, r"--add '': must have at least 1 character"),
+    "an empty group": (lambda at: ("tag", at.job, "--group", ""), 2, r"--group '': must have at least 1 character"),
+    "a negative number of replicas": (lambda _: ("scale", "lama", "-1"), 2, r"no option '-1'; no number is negative"),
+    "an address without a scheme": (
+        lambda _: ("join", "192.168.1.5:8700", "--invite", INVITE), 2, r"did you mean 'https://192\.168\.1\.5:8700'\?",
+    ),
+    "an address of this machine without a scheme": (
+        lambda _: ("join", "localhost:8700", "--invite", INVITE), 2, r"did you mean 'http://localhost:8700'\?",
+    ),
+    "an address without a scheme of a server with TLS": (
+        lambda _: ("join", "localhost:8700", "--invite", f"{INVITE}.{64 * 'a'}"), 2,
+        r"did you mean 'https://localhost:8700'\?",
+    ),
+    "the word of the documentation": (
+        lambda at: ("join", at.url, "--invite", "CODE"), 2, r"the invite is cut off or mistyped: .* four groups",
+    ),
+    "an invite that is cut at its dot": (
+        lambda at: ("join", at.url, "--invite", f"{INVITE}."), 2, r"the invite is cut off or mistyped: .* 0 characters",
+    ),
+    "an invite that is cut": (
+        lambda at: ("join", at.url, "--invite", f"{INVITE}.ab"), 2, r"the invite is cut off or mistyped: 'ab' is not",
+    ),
+    "a name with a space": (
+        lambda at: ("join", at.url, "--invite", INVITE, "--name", "my box"), 2, r"--name: 'my box': must begin with",
+    ),
+    "a long name": (lambda at: ("join", at.url, "--name", 64 * "a"), 2, r"--name: 'a+': must have at most 63"),
     "bytes": (lambda at: ("submit", at.folder / "bytes.yaml"), 2, r"bytes\.yaml is not UTF-8 text"),
     "zeros": (lambda at: ("submit", at.folder / "zeros.yaml"), 2, r"the job file is not text"),
     "a folder": (lambda at: ("submit", at.folder), 2, r"is a folder, not a file"),
@@ -235,11 +344,30 @@ COMMANDS: dict[str, tuple[Callable[[World], tuple[object, ...]], int, str]] = {
     "an unknown machine": (
         lambda _: ("remove", "ada-desktp", "--yes"), 3, r"no machine ada-desktp; did you mean 'ada-desktop'",
     ),
+    "an unknown key": (
+        lambda _: ("keys", "revoke", "chatt"), 3, r"there is no API key chatt; did you mean 'chat'",
+    ),
+    "a name of two keys": (
+        lambda _: ("keys", "revoke", "chat"), 2, r"2 keys are named chat: key-\w+ and key-\w+",
+    ),
+    "the label of an invite": (
+        lambda _: ("invite", "revoke", "for Ada"), 3, r"did you mean 'inv-\w+', whose name is for Ada",
+    ),
     "a machine to clear": (lambda _: ("clear", "ada-desktp"), 3, r"no machine ada-desktp; did you mean"),
     "an unknown deployment": (lambda _: ("scale", "lama", "2"), 3, r"there is no deployment lama"),
     "a wrong number of replicas": (lambda _: ("scale", "lama", "many"), 2, r"replicas: 'many' is neither"),
+    "a name of a deployment with a space": (
+        lambda at: ("serve", at.folder, "--name", "my model"), 2, r"--name: must begin with a letter or a digit",
+    ),
+    "compiled code in several ranks": (
+        lambda at: ("serve", at.folder, "--compile", "on", "--tensor", "3"), 2,
+        r"^error\S* compile on needs parallelism\.tensor 1",
+    ),
+    "the label of an invite of up": (
+        lambda _: ("invite", "--label", "this machine"), 2, r"label: must be another text than 'this machine'",
+    ),
     "replicas in the wrong order": (
-        lambda at: ("serve", at.folder, "--replicas", "4..1"), 2, r"replicas: max \(1\) must not be less than min",
+        lambda at: ("serve", at.folder, "--replicas", "4..1"), 2, r"--replicas: max \(1\) must not be less than min",
     ),
     "an unknown model": (lambda _: ("chat", "lama"), 3, r"there is no model lama"),
     "a model that does not exist": (
@@ -252,9 +380,10 @@ COMMANDS: dict[str, tuple[Callable[[World], tuple[object, ...]], int, str]] = {
         lambda _: ("jobs", "--state", "runing"), 2, r"--state: 'runing' is not one of .*did you mean 'running'",
     ),
     "an unknown command": (lambda _: ("sumbit", "x"), 2, r"no command 'sumbit'; did you mean submit"),
-    "a command with two near ones": (lambda _: ("leave",), 2, r"no command 'leave'; did you mean serve or clear\?"),
+    "a command with two near ones": (lambda _: ("sweve",), 2, r"no command 'sweve'; did you mean serve or \w+\?"),
+    "how a machine leaves": (lambda _: ("leave",), 2, r"no command 'leave'$"),
     "an unknown option": (lambda _: ("jobs", "--stat", "x"), 2, r"no option '--stat'; did you mean --state"),
-    "one argument too many": (lambda at: ("show", at.job, "b"), 2, r"there is no place for b"),
+    "one argument too many": (lambda at: ("show", at.job, "b"), 2, r"unexpected argument 'b'"),
     "an invite of no time": (lambda _: ("invite", "--expires", "0s"), 2, r"--expires: '0s' is out of range"),
     "an invite for ever": (lambda _: ("invite", "--expires", "99999999d"), 2, r"--expires: .* is out of range"),
     "failures without a pause": (
@@ -262,15 +391,15 @@ COMMANDS: dict[str, tuple[Callable[[World], tuple[object, ...]], int, str]] = {
     ),
     "memory without a unit": (lambda _: ("invite", "--memory", "8"), 2, r"--memory: '8' is not a size of memory"),
     "negative memory": (
-        lambda at: ("join", at.url, "--invite", "a-b", "--memory", "-8GiB"), 2, r"--memory: '-8GiB' is not a size",
+        lambda at: ("join", at.url, "--invite", INVITE, "--memory", "-8GiB"), 2, r"--memory: '-8GiB' is not a size",
     ),
     "a label without a value": (
-        lambda at: ("join", at.url, "--invite", "a-b", "--label", "gpu"), 2, r"--label: 'gpu' is no label",
+        lambda at: ("join", at.url, "--invite", INVITE, "--label", "gpu"), 2, r"--label: 'gpu' is no label",
     ),
     "a wrong rate": (
-        lambda at: ("join", at.url, "--invite", "a-b", "--upload-limit", "10"), 2, r"--upload-limit: '10' is not",
+        lambda at: ("join", at.url, "--invite", INVITE, "--upload-limit", "10"), 2, r"--upload-limit: '10' is not",
     ),
-    "no URL": (lambda _: ("join", "hallo", "--invite", "a-b"), 2, r"'hallo' is not the URL of a server"),
+    "no URL": (lambda _: ("join", "hallo", "--invite", INVITE), 2, r"'hallo' is not the URL of a server"),
     "an unknown scope": (
         lambda _: ("keys", "create", "x", "--scope", "reed"), 2, r"--scope: 'reed' is not one of .*'read'\?",
     ),
@@ -280,7 +409,7 @@ COMMANDS: dict[str, tuple[Callable[[World], tuple[object, ...]], int, str]] = {
     ),
     "a file of no known kind": (lambda at: ("upload", at.folder / "program.exe"), 2, r"program\.exe is no file of"),
     "nothing to upload": (lambda at: ("upload", at.folder / "none"), 2, r"none does not exist"),
-    "an unknown setting": (lambda _: ("config", "prot"), 3, r"no setting is called prot"),
+    "an unknown setting": (lambda _: ("config", "prot"), 3, r"no setting is called prot; did you mean 'port'"),
     "an unknown format": (lambda at: ("metrics", at.job, "-o", at.folder / "a.xls"), 2, r"a\.xls does not end in"),
 }  # fmt: skip
 """Case -> command, exit code, and a pattern of the message."""
@@ -307,7 +436,7 @@ CONNECTIONS: dict[str, tuple[Callable[[World], dict[str, str]], int, str, str]] 
         lambda _: {"SHARE_COMPUTE_URL": "http://127.0.0.1:port"},
         2,
         r"is not the URL of a server",
-        r"http://192\.0\.2\.1:8700",
+        r"https://192\.0\.2\.1:8700",
     ),
     "a fingerprint that is none": (
         lambda _: {"SHARE_COMPUTE_FINGERPRINT": "abc"},
@@ -320,6 +449,24 @@ CONNECTIONS: dict[str, tuple[Callable[[World], dict[str, str]], int, str, str]] 
         5,
         r"this API key is not valid",
         r"SHARE_COMPUTE_API_KEY",
+    ),
+    "a key with other letters": (
+        lambda _: {"SHARE_COMPUTE_API_KEY": "密钥"},
+        5,
+        r"the API key has characters that no key has",
+        r"SHARE_COMPUTE_API_KEY",
+    ),
+    "a language that is none": (
+        lambda _: {"SHARE_COMPUTE_LANGUAGE": "klingon"},
+        2,
+        r"SHARE_COMPUTE_LANGUAGE: must be 'en' or 'zh'",
+        r"environment variable",
+    ),
+    "a URL with a path": (
+        lambda at: {"SHARE_COMPUTE_URL": f"{at.url}/dashboard"},
+        2,
+        r"http://127\.0\.0\.1:\d+/ is no share-compute server",
+        r"the URL of a server has no path",
     ),
     "a missing scope": (
         lambda at: {"SHARE_COMPUTE_API_KEY": at.chat_key},
@@ -342,6 +489,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any], int, str]] = {
     "a wrong cursor": ("GET", "/jobs?cursor=xyz", {}, 422, r"the cursor is invalid"),
     "an unknown machine": ("GET", "/contributors/con-none", {}, 404, r"there is no machine con-none"),
     "an unknown route": ("GET", "/jbos", {}, 404, r"there is nothing at /api/v1/jbos"),
+    "a list for a mapping": ("PATCH", "/jobs/job-none", {"json": ["a"]}, 422, r"the body: must be a mapping of keys"),
     "a wrong label": ("PATCH", "/jobs/job-none", {"json": {"tag": ["a"]}}, 422, r"tag: unknown key .*'tags'\?"),
     "an unknown strategy": (
         "POST", "/plans", {"json": {"job": JOB, "strategy": "unifrom"}}, 422, r"'unifrom'; did you mean 'uniform'",
@@ -352,6 +500,7 @@ REQUESTS: dict[str, tuple[str, str, dict[str, Any], int, str]] = {
 def in_folder(job: Any, folder: Path) -> str:
     """Return a job file whose relative paths are below the folder."""
     text = yaml.safe_dump(job)
+    text = text.replace("/FOLDER", str(folder))
     return re.sub(r"^(\s*- )(\w+\.(?:txt|csv|parquet|jsonl))$", rf"\g<1>{folder}/\2", text, flags=re.M)
 
 

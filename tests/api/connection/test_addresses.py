@@ -110,7 +110,7 @@ def test_up_listens_everywhere_without_a_default_route(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "is_local"),
     [
-        ("http://127.0.0.1:8700", True),
+        ("https://127.0.0.1:8700", True),
         ("http://[::1]:8700", True),
         ("https://localhost:8700", True),
         ("https://192.0.2.1:8700", False),
@@ -119,3 +119,9 @@ def test_up_listens_everywhere_without_a_default_route(tmp_path: Path) -> None:
 )
 def test_a_join_line_that_no_other_machine_can_use_is_known(url: str, is_local: bool) -> None:
     assert is_for_this_machine_alone(join_command(url, "CODE.FINGERPRINT", insecure=True)) == is_local
+
+
+@pytest.mark.parametrize(("insecure", "is_local"), [(False, True), (True, False)])
+def test_a_join_line_over_plain_http_is_for_this_machine_alone(insecure: bool, is_local: bool) -> None:
+    line = join_command("http://192.0.2.1:8700", "CODE", insecure=insecure)
+    assert is_for_this_machine_alone(line) == is_local

@@ -9,6 +9,7 @@ import pytest
 
 from share_compute.errors import Unavailable
 from share_compute_api.connection.discovery import Target, find_target
+from share_compute_api.connection.identity import AgentIdentity, Identities
 
 HERE = "http://127.0.0.1:8700"
 
@@ -47,3 +48,7 @@ def test_its_key_is_shown_to_no_other_server(folder: Path, monkeypatch: pytest.M
 def test_without_a_server_it_says_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="no server runs on this machine"):
         find_target(data_folder=tmp_path)
+    Identities(tmp_path).keep(HERE, "ada", AgentIdentity(url=HERE, contributor_id="con-1", key="scc_x"))
+    with pytest.raises(Unavailable, match=f"; it joined {HERE}") as caught:
+        find_target(data_folder=tmp_path)
+    assert "share-compute up" in str(caught.value.hint)

@@ -276,21 +276,24 @@ async def read(stream: Stream, tokens: dict[int, list[int]]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("is_busy", "expected"),
+    ("there", "expected"),
     [
-        (False, "no machine is there; let machines join"),
-        (True, "no machine is free: 1 in training"),
+        ("none", "no machine is there; let machines join"),
+        ("joining", "no machine is ready, 1 is about to be"),
+        ("busy", "no machine is free: 1 in training"),
     ],
 )
-def test_the_reason_says_whether_machines_are_busy_or_none_is_there(
-    store: Store, tmp_path: Path, is_busy: bool, expected: str
+def test_the_reason_says_whether_machines_are_busy_or_about_to_be_ready_or_none_is_there(
+    store: Store, tmp_path: Path, there: str, expected: str
 ) -> None:
     async def story(house: House) -> None:
         def reason() -> str:
             return house.store.deployments.get(record.id).reason
 
-        if is_busy:
+        if there == "busy":
             store.jobs.begin(house.cluster.submit(), [house.cluster.contributor("ada")])
+        elif there == "joining":
+            house.cluster.join("ada")
         record = house.deploy()
         await house.until(lambda: reason() == expected)
 

@@ -50,7 +50,7 @@ def test_a_job_that_lost_its_machines_continues_from_its_checkpoint(store: Store
         assert again.assignment.timings == timed
         (reported,) = [event for event in store.events.after(0, job_id=job_id) if event.data.get("error")]
         assert reported.data["reason"] == (
-            "machines were lost: ada; continuing from step 2 as soon as enough machines are ready"
+            "machines were lost: ada; continuing from its checkpoint of step 2 as soon as enough machines are ready"
         )
         assert (reported.data["state"], reported.data["error"]) == ("queued", LOST.error)
         job = store.jobs.get(job_id)

@@ -124,7 +124,7 @@ def test_a_job_goes_on_after_the_server_was_restarted(store: Store, tmp_path: Pa
         assert (again.assignment.attempt, again.assignment.checkpoint) == (2, tmp_path / "checkpoint")
         reasons = [event.data.get("reason") for event in store.events.after(0)]
         assert (
-            "the server was restarted; continuing from its members' state, else from step 5, "
+            "the server was restarted; continuing from its members' state, else from its checkpoint of step 5, "
             "as soon as enough machines are ready"
         ) in reasons
 

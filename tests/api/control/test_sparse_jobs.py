@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ PASSES = 180
 
 @pytest.fixture(scope="module")
 def machines(server: Any) -> Iterator[list[Any]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(run_contributor(server)) for _ in range(2)]
+    with ExitStack() as stack, ThreadPoolExecutor() as threads:
+        yield list(threads.map(lambda _: stack.enter_context(run_contributor(server)), range(2)))
 
 
 @pytest.fixture(scope="module")

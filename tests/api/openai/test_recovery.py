@@ -142,14 +142,14 @@ def test_only_ready_replicas_that_stay_are_called_and_the_quickest_first() -> No
     ready(router, slow, 1.0)
     ready(router, quick, 10.0)
     ready(router, leaving, 100.0)
-    router.retire(leaving, is_leaving=True)
+    router.retire(leaving, is_draining=True)
     router.add(starting)
     ongoing: dict[object, int] = {slow: 1, quick: 1, leaving: 0}
     assert router.in_turn(1, ongoing.__getitem__) == [quick, slow]
     ongoing |= {slow: 0, quick: 99}
     assert router.in_turn(1, ongoing.__getitem__) == [slow, quick]
     assert not router.see(quick, None, is_ready=False, now_s=1.0)
-    router.retire(leaving, is_leaving=False)
+    router.retire(leaving, is_draining=False)
     assert router.takers == [slow, leaving]
 
 

@@ -160,7 +160,7 @@ def test_a_reserved_machine_keeps_its_process_without_weights(
 
         def stands_by() -> bool:
             counts = client.deployment("llama").replicas
-            return counts is not None and (counts.standby, counts.wanted, counts.leaving) == (1, 0, 0)
+            return counts is not None and (counts.standby, counts.wanted, counts.draining) == (1, 0, 0)
 
         for _ in range(2):
             wait_for(stands_by, "a replica on standby")
@@ -195,7 +195,7 @@ def test_replicas_share_the_requests_and_one_leaves_without_a_word(
 
         def are_ready(number: int) -> bool:
             counts = client.deployment("llama").replicas
-            return counts is not None and (counts.ready, counts.leaving) == (number, 0)
+            return counts is not None and (counts.ready, counts.draining) == (number, 0)
 
         wait_for(lambda: are_ready(2), "two replicas")
         assert set(executor.map(answer_of, [openai] * 24)) == {expected}

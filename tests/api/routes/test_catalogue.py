@@ -219,10 +219,10 @@ models:
         ("models:\n- {name: a}", "line 2: models.0.model: is missing"),
         (
             "models:\n- name: a\n  model:\n    hub: ../b",
-            "line 4: models.0.model.hub: must be the name of a model on the Hub",
+            "line 4: models.0.model.hub: must name a model on the Hub",
         ),
         ("models:\n- {name: a, model: {hub: a/b}}\n- {name: a, model: {hub: a/c}}", "two have the name 'a'"),
-        ("models: many", "line 1: models: must be a list"),
+        ("models: many", "line 1: models: must be a list, not 'many'"),
         ("x" * (300 << 10), "at most 256 KiB are read"),
         ("\0", "is not text"),
     ],

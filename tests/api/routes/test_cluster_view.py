@@ -53,7 +53,7 @@ def test_the_cluster_shows_islands_and_what_is_between_them(plane: Any, http: ht
     some = http.get("/cluster", params={"machine": [three]}).json()
     assert [machine["id"] for machine in some["machines"]] == [three]
     assert some["islands"] == islands
-    plane.store.contributors.send_away(one)
+    plane.store.contributors.remove(one)
     plane.store.contributors.set_state(
         plane.store.contributors.get(one), ContributorState.left, "it handed over"
     )

@@ -91,7 +91,7 @@ def test_a_value_that_training_would_refuse_is_refused(http: httpx.Client, table
     wanted = {"task": "tabular_regression", **job(files=[str(table)], table={"target": "kind"})}
     answer = http.post("/jobs/preview", json=wanted)
     assert answer.status_code == 422
-    assert "'a' in row 1, no number" in answer.json()["detail"]
+    assert "'a' in row 1, which is not a number" in answer.json()["detail"]
 
 
 def test_hostile_files_are_refused(http: httpx.Client, tmp_path: Path, client: Client) -> None:

@@ -131,7 +131,7 @@ def test_nothing_outside_the_folder_of_jobs_is_removed(
 def test_the_command_asks_before_it_deletes(client: Client, plane: Any, run: Run) -> None:
     first, second = (client.submit(JOB.format(name=name)) for name in ("one", "two"))
     refused = run("delete", first.id, "--yes", "--json")
-    assert refused.returncode == 2
+    assert refused.returncode == 4
     assert error(refused)["detail"] == f"job {first.id} is queued; nothing was deleted"
     play(plane, first.id, RUNS, DONE)
     result = run("delete", first.id)
@@ -154,13 +154,15 @@ def test_pruning_lists_what_would_go_then_deletes_it(settings: Settings, plane: 
         folder = folder_of(plane, job.id)
         play(plane, job.id, RUNS, step(1), saved(folder), DONE)
         nothing = run("prune", "--dry-run", "--json")
-        assert json.loads(nothing.stdout)["items"] == []
+        assert json.loads(nothing.stdout) == {"items": [], "dry_run": True, "size_bytes": 0, "keep": {}}
+        assert "SHARE_COMPUTE_KEEP_JOBS_DAYS" in run("prune").stdout
     # The client's requests see this setting. The server's own loop keeps everything, since it could prune first.
     plane.app.state.context.settings = settings.model_copy(update={"keep_jobs_days": 0.0})
     listed = run("prune", "--dry-run", "--json")
     assert listed.returncode == 0, listed.stderr
     report = json.loads(listed.stdout)
     assert report["dry_run"]
+    assert report["keep"] == {"keep_jobs_days": 0.0}
     assert [(one["kind"], one["job_id"], one["size_bytes"]) for one in report["items"]] == [
         ("job", job.id, 16)
     ]

@@ -28,6 +28,7 @@ from share_compute.errors import Busy, Conflict, NotFound, Unavailable, UserErro
 from share_compute.lifecycle.attempt_events import ArtifactSaved
 from share_compute.lifecycle.deployment_states import DeploymentState
 from share_compute.lifecycle.deployment_status import LatencyStatus, QueueStatus, ServingStatus, StageStatus
+from share_compute.lifecycle.states import JobState
 from share_compute.specification import parse_deployment, parse_job
 from share_compute_api.cli import make_app
 from share_compute_api.client.client import Client
@@ -342,7 +343,7 @@ def finished_job(plane: Plane, digits: dict[str, Any], result: Path) -> str:
 
 
 def test_the_result_of_a_job_is_deployed(
-    plane: Plane, client: Client, run: Run, model: Path, digits: dict[str, Any]
+    plane: Plane, client: Client, run: Run, model: Path, digits: dict[str, Any], tmp_path: Path
 ) -> None:
     job_id = finished_job(plane, digits, model)
     assert client.deploy({"name": "llama", "model": {"job": job_id}}).spec.model.job == job_id
@@ -350,6 +351,12 @@ def test_the_result_of_a_job_is_deployed(
         with pytest.raises(UserError, match=r"model\.job: ") as caught:
             client.deploy({"name": "other", "model": wrong})
         assert not isinstance(caught.value, NotFound)
+    (tmp_path / "declared").mkdir()
+    declared = finished_job(plane, digits, tmp_path / "declared")
+    with pytest.raises(
+        UserError, match=r"a model of declared layers \(image_classification\); only language"
+    ):
+        client.deploy({"name": "declared", "model": {"job": declared}})
     weights = plane.store.progress.artifact(job_id, "model").path / "model-00001-of-00002.safetensors"
     aside = weights.rename(weights.with_suffix(".aside"))
     weights.symlink_to("/etc/hostname")
@@ -430,6 +437,23 @@ def test_a_conversation_is_remembered_until_it_is_reset(run: Run, speaker: Speak
     assert "500 wait" in refused.message
 
 
+@pytest.mark.usefixtures("speaker")
+def test_an_unknown_model_may_be_the_result_of_a_job(plane: Plane, run: Run) -> None:
+    job = {"name": "poem", "model": {"config": CONFIG}, "data": {"files": ["/srv/poems.txt"]}}
+    record = plane.store.jobs.create(parse_job(job))
+    unknown = run("chat", "poem", text="Hello\n").exception
+    assert isinstance(unknown, NotFound)
+    assert unknown.message == "there is no model poem; did you mean 'llama'?"
+    assert unknown.hint == "share-compute deployments lists what is served"
+    plane.store.jobs.begin(record.id, [])
+    for state in (JobState.running, JobState.succeeded):
+        plane.store.jobs.move(record.id, state, "done", attempt=1)
+    unknown = run("chat", "poem", text="Hello\n").exception
+    assert isinstance(unknown, NotFound)
+    assert unknown.hint is not None
+    assert unknown.hint.endswith(f"share-compute serve {record.id}")
+
+
 def test_a_model_without_a_chat_template_continues_the_text(plane: Plane, run: Run, tmp_path: Path) -> None:
     tokenizer = ServedTokenizer(make_tokenizer(tmp_path / "base", with_template=False))
     library = Tokenizer.from_file(str(tmp_path / "base" / "tokenizer.json"))
@@ -440,9 +464,11 @@ def test_a_model_without_a_chat_template_continues_the_text(plane: Plane, run: R
 
     speaker = Speaker("base", tmp_path / "base", echo)
     plane.app.state.context.engines.add(speaker)
-    talked = run("chat", "base", "--system", "S", text="one\ntwo\n/reset\nthree\n")
+    talked = run("chat", "base", "--system", "S", text="one\ntwo\n/reset\n/help\nthree\n")
     assert talked.exit_code == 0, talked.output
-    assert talked.stdout.splitlines()[1:] == ["<S/one>", "<S/one/<S/one>/two>", "forgotten", "<S/three>"]
+    _, *said, help_text, answer = talked.stdout.splitlines()
+    assert (said, answer) == (["<S/one>", "<S/one/<S/one>/two>", "forgotten"], "<S/three>")
+    assert "/reset" in help_text
     assert {one.options.max_tokens for one in speaker.received} == {WINDOW // 2}
     run("chat", "base", "--max-tokens", "3", text="one\n")
     assert speaker.received[-1].options.max_tokens == 3

@@ -169,7 +169,7 @@ def test_show_has_the_last_rounds(job_id: str, run: Callable[..., CompletedProce
     assert "round 3 after step 3; each branch received 2.9 KiB; 20 times less than float32" in text
     lines = text.splitlines()
     (head,) = (place for place, line in enumerate(lines) if line.startswith("branch  round  machines"))
-    assert [line.split()[:4] for line in lines[head + 1 :]] == [
+    assert [line.split()[:4] for line in lines[head + 1 : head + 3]] == [
         ["0", "3", "c-0", "+1"],
         ["1", "2", "c-1", "+1"],
     ]

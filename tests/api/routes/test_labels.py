@@ -117,6 +117,8 @@ def test_differences_have_the_names_of_sweeps_and_no_equal_values(digits: dict[s
     assert found["training.early_stopping.patience"] == [None, None, 7]
     assert all(len({str(value) for value in values}) > 1 for values in found.values())
     assert "model.layers" not in found
+    sections = [field.partition(".")[0] for field in found]
+    assert sections == sorted(sections), "fields that only one job has stand beside their neighbours"
 
 
 def test_paths_of_other_users_stay_hidden_in_comparisons(

@@ -157,3 +157,35 @@ def test_the_card_of_a_shared_language_model_names_the_heads_for_classes(
     assert answer.status_code == 422
     assert "architecture 'bert' declares no pipeline plan" in answer.text
     assert "model.config" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "answer"),
+    [("tabular_regression", 1, "115.0\n"), ("tabular_classification", 2, "yes\n")],
+)
+def test_the_card_of_a_table_has_code_that_predicts_a_row(
+    plane: Plane, http: httpx.Client, tmp_path: Path, task: str, outputs: int, answer: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "a.csv").write_text("size,colour,target\n" + "1,red,1\n2,blue,0\n" * 10)
+    table = {"target": "target", "categorical": ["colour"]}
+    layers = [{"type": "linear", "options": {"in_features": 3, "out_features": outputs}}, {"type": "relu"}]
+    job = {
+        "task": task,
+        "model": {"layers": layers},
+        "data": {"files": [str(tmp_path / "a.csv")], "table": table},
+        "training": {"steps": 3},
+    }
+    code = card(http, trained(plane, http, job)).text.split("~~~~python\n")[1].split("~~~~")[0]
+    numbers = {"name": "size", "categories": None, "mean": 10.0, "scale": 2.0, "fill": 14.0}
+    colours = {"name": "colour", "categories": ["blue", "red"], "mean": 0.0, "scale": 1.0, "fill": 0.0}
+    target = {"categories": ["no", "yes"][:outputs], "mean": 100.0, "scale": 3.0}
+    (tmp_path / "data.json").write_text(json.dumps({"columns": [numbers, colours], "target": target}))
+    weights = np.array([[2, 9, 1], [3, 9, 0]], np.float32)[:outputs]
+    bias = np.zeros(outputs, np.float32)
+    save_file({"layers.0.weight": weights, "layers.0.bias": bias}, tmp_path / "model.safetensors")
+    code = code.replace('"FOLDER"', repr(str(tmp_path))).replace(
+        "# put your values here", '| {"colour": "red"}'
+    )
+    exec(code, {})
+    assert capsys.readouterr().out == answer

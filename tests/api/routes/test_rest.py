@@ -151,6 +151,7 @@ def test_invites_come_and_go(http: httpx.Client) -> None:
     code = made.json()["code"]
     assert made.json()["join_command"].startswith(f"SHARE_COMPUTE_INVITE={code} share-compute join http://")
     assert "http://127.0.0.1:" in made.json()["join_command"]
+    assert http.get("/status").json()["is_for_one_machine"] is True
     (listed,) = http.get("/invites").json()["invites"]
     assert (listed["state"], listed["label"], "code" in listed) == ("open", "Ada", False)
     assert http.delete(f"/invites/{listed['id']}").json()["state"] == "revoked"
@@ -442,7 +443,15 @@ def an_ordinary_user() -> Iterator[IsolatedProcesses]:
             "data.table: data file .*a.csv has no column 'knid'; did you mean 'kind'",
         ),
         ({"validation_files": ["/nowhere.csv"]}, "data.validation_files: /nowhere.csv does not exist"),
+        (
+            {"files": ["b.csv"]},
+            r"^model\.layers\.0\.options\.in_features: 1 does not fit the 2 features of the table$",
+        ),
         ({"files": ["a.csv", "b.csv"]}, "data.table: data file .*b.csv has other columns than a.csv"),
+        (
+            {"files": ["c.csv"]},
+            "data.table: column 'size' of .*c.csv has 'big' in row 1.*; data.table: the target 'kind' .* in row 2",
+        ),
     ],
 )
 def test_tables_are_checked_before_they_are_queued(
@@ -452,6 +461,7 @@ def test_tables_are_checked_before_they_are_queued(
         Path(place).chmod(0o755)
         Path(place, "a.csv").write_text("size,kind\n1,a\n")
         Path(place, "b.csv").write_text("size,weight,kind\n1,2,a\n")
+        Path(place, "c.csv").write_text("size,kind\nbig,a\n1,\n")
         files = [str(Path(place, name)) for name in data.get("files", ["a.csv"])]
         job = {
             "task": "tabular_classification",

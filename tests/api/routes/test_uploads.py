@@ -297,6 +297,11 @@ def test_a_model_is_sent_by_the_client_and_trained_from(
     job = {"model": {"path": f"upload:{model.id}"}, "data": {"files": [f"upload:{data.id}/corpus.txt"]}}
     assert http.post("/jobs/check", json=job).json() == {"kind": "train", "problems": [], "hint": None}
     record = client.submit(job)
+    config = {"model_type": "llama", "vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
+    other = client.submit({**job, "model": {"config": config}})
+    found = {one.field: one.values for one in client.compare([record.id, other.id]).differences}
+    assert found["model.path"] == [f"upload:{model.id}", None]
+    assert "data.files" not in found
     with pytest.raises(Conflict, match=f"used by {record.id}"):
         client.remove_upload(model.id)
     plane.store.jobs.cancel(record.id)

@@ -44,7 +44,9 @@ def processes() -> Iterator[IsolatedProcesses]:
     pool.close()
 
 
-def test_answers_are_those_of_the_tokenizer_itself(processes: IsolatedProcesses, folder: Path) -> None:
+def test_answers_are_those_of_the_tokenizer_itself(
+    processes: IsolatedProcesses, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     inside = ServedTokenizer(folder)
     assert processes.ask(Describe(folder=folder, version=1)) == inside.vocabulary
     encoded = processes.ask(Encode(folder=folder, version=1, texts=("fox", "東京 😀"), window_tokens=99))
@@ -52,6 +54,7 @@ def test_answers_are_those_of_the_tokenizer_itself(processes: IsolatedProcesses,
     chat = processes.ask(Chat(folder=folder, version=1, messages=HELLO, window_tokens=99))
     plain = inside.chat(HELLO, TemplateOptions())
     assert chat.texts == (inside.encode(plain, 99, is_chat=True),)
+    assert capfd.readouterr().err == ""  # transformers advises to install torch
 
 
 def test_a_template_gets_the_options_of_the_request(tmp_path: Path) -> None:

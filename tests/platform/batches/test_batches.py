@@ -108,7 +108,7 @@ class TestSpecification:
             ({"deployment": None}, "exactly one of deployment and model"),
             ({"data": {"files": ["a.jsonl"]}}, "exactly one of prompt and messages"),
             ({"data": {"files": [], "prompt": "a"}}, "data.files"),
-            ({"data": {"files": ["a.csv"], "prompt": "a"}}, "cannot read rows of .csv"),
+            ({"data": {"files": ["a.csv"], "prompt": "a"}}, "cannot read rows of a.csv"),
             ({"data": {"files": ["a.jsonl", "b.parquet"], "prompt": "a"}}, "several kinds"),
             ({"data": {"files": ["a.jsonl"], "promt": "a"}}, "did you mean 'prompt'"),
             ({"sampling": {"temperature": 3}}, "sampling.temperature"),

@@ -191,7 +191,7 @@ class TestText:
         file.write_text(
             '{"text": "one", "id": 1}\n\n{"id": "x", "text": "two", "more": {"a": [1]}}\n{"id": null}\n'
         )
-        assert [piece.text for piece in read_pieces([file], "text", tmp_path)] == ["one", "two"]
+        assert [piece.text for piece in read_pieces([file], "text")] == ["one", "two"]
 
     def test_damaged_parquet_is_a_user_error(self, tmp_path: Path) -> None:
         file = tmp_path / "rows.parquet"
@@ -200,7 +200,7 @@ class TestText:
         for place in range(4, len(whole), 7):  # damaged sizes make pyarrow ask for any amount of memory
             file.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
             try:
-                list(read_pieces([file], "text", tmp_path))
+                list(read_pieces([file], "text"))
             except UserError:
                 refused += 1
         assert refused > 10
@@ -209,14 +209,14 @@ class TestText:
     def test_any_file_name_is_taken_literally(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "other.txt").write_text("other\n")
         (tmp_path / name).write_text("\ufeffthis\r\none", encoding="utf-8", newline="")
-        pieces = list(read_pieces([tmp_path / name], "text", tmp_path))
+        pieces = list(read_pieces([tmp_path / name], "text"))
         assert "".join(piece.text for piece in pieces) == "this\none"
 
     @pytest.mark.parametrize("text", ["x" * 150_000, "word " * 40_000, "line\n" * 40_000])
     def test_long_texts_travel_in_pieces(self, tmp_path: Path, text: str) -> None:
         file = tmp_path / "long.txt"
         file.write_text(text)
-        pieces = list(read_pieces([file], "text", tmp_path))
+        pieces = list(read_pieces([file], "text"))
         assert "".join(piece.text for piece in pieces) == text
         assert max(len(piece.text) for piece in pieces) <= PIECE_CHARACTERS
         assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]

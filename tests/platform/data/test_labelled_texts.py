@@ -234,7 +234,7 @@ def test_a_tokenizer_that_cannot_be_used(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"labels": {"column": "text"}}, "column 'text' is named twice"),
-        ({"labels": {}, "files": ["a.txt"]}, "cannot read .txt; known: .csv, .jsonl, .parquet"),
+        ({"labels": {}, "files": ["a.txt"]}, "cannot read a.txt; known: .csv, .jsonl, .parquet"),
         (
             {"labels": {}, "table": {"target": "a"}},
             "files are read in one way: give only one of table and labels",

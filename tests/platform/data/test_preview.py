@@ -119,7 +119,7 @@ def test_half_characters_do_not_break_the_answer(tmp_path: Path) -> None:
             b"x,y\nred,2\n",
             {"table": {"target": "y"}},
             "tabular_regression",
-            "'red' in row 1, no number",
+            "'red' in row 1, which is not a number",
         ),
         ("a.csv", b"x,y\n,2\n", {"table": {"target": "y"}}, "tabular_regression", "has no value in row 1"),
         ("a.csv", b"text,label\n,1\n", {"labels": {}}, "text_classification", "has no text in row 1"),

@@ -240,11 +240,22 @@ class TestTablesThatCannotBeUsed:
     def test_a_missing_target_or_feature(self, tmp_path: Path) -> None:
         error = table_error(tmp_path, ROWS, {"target": "knid"})
         assert "has no column 'knid'; did you mean 'kind'?" in error.message
-        assert error.hint.startswith("set data.table.target to")
+        assert error.hint.startswith("set data.table.target to a column of the file: ")
         error = table_error(tmp_path, ROWS, {"target": "kind", "features": ["sise"]})
         assert "did you mean 'size'?" in error.message
         error = table_error(tmp_path, ROWS, {"target": "kind", "categorical": ["color"]})
         assert "has no column 'color'" in error.message
+
+    def test_all_columns_with_problems_are_named(self, tmp_path: Path) -> None:
+        error = table_error(tmp_path, ROWS, {"target": "knid", "categorical": ["color"]})
+        target, category = (one["problem"] for one in error.details["fields"])
+        assert "no column 'knid'; did you mean 'kind'?" in target
+        assert "no column 'color'" in category
+        assert "data.table.target" in error.hint
+        assert "data.table.categorical" in error.hint
+        rows = [{**ROWS[0], "size": None}, {**ROWS[1], "kind": None}]
+        error = table_error(tmp_path, rows, {"target": "kind"})
+        assert len(error.details["fields"]) == 3, "no number, no value, and no target"
 
     def test_a_target_without_value(self, tmp_path: Path) -> None:
         error = table_error(tmp_path, [*ROWS, {**ROWS[0], "kind": None}], {**CHECKED, "missing": "fill"})
@@ -254,7 +265,7 @@ class TestTablesThatCannotBeUsed:
     def test_text_in_a_column_of_numbers(self, tmp_path: Path) -> None:
         error = table_error(tmp_path, ROWS, {"target": "kind"})
         assert "column 'colour'" in error.message
-        assert "has 'red' in row 1, no number" in error.message
+        assert "has 'red' in row 1, which is not a number" in error.message
         assert "data.table.categorical" in error.hint
         error = table_error(
             tmp_path, ROWS, {"target": "kind", "features": ["size"]}, task="tabular_regression"
@@ -302,15 +313,27 @@ class TestTablesThatCannotBeUsed:
             prepared(tmp_path / "a.csv", CHECKED)
 
     @pytest.mark.parametrize(
-        ("layers", "problem"),
+        ("layers", "problem", "hint"),
         [
-            ([(14, 3)], r"layer 0 does not fit its input of shape \[1, 13\]"),
-            ([(13, 8), (9, 3)], r"layer 1 does not fit its input of shape \[1, 8\]"),
-            ([(13, 4)], r"the model's last layer returns \[4\] for each sample"),
+            (
+                [(14, 3)],
+                r"layer 0 does not fit its input of shape \[1, 13\]: it takes 14 numbers \(model\.layers\.0\)$",
+                "set model.layers.0.options.in_features to 13",
+            ),
+            (
+                [(13, 8), (9, 3)],
+                r"layer 1 does not fit its input of shape \[1, 8\]: it takes 9 numbers \(model\.layers\.1\)$",
+                "set model.layers.1.options.in_features to 8",
+            ),
+            (
+                [(13, 4)],
+                r"the model's last layer returns \[4\] for each sample",
+                "let model.layers end with 3 outputs, one for each class, and flatten the last layer's output",
+            ),
         ],
     )
     def test_layers_that_do_not_fit(
-        self, tmp_path: Path, layers: list[tuple[int, int]], problem: str
+        self, tmp_path: Path, layers: list[tuple[int, int]], problem: str, hint: str
     ) -> None:
         file = write(tmp_path / "wine.csv", load_wine(as_frame=True).frame)
         found = prepared(file, {"target": "target"})
@@ -323,8 +346,9 @@ class TestTablesThatCannotBeUsed:
         blueprint = Blueprint(
             layers=tuple(declared), objective=found.objective, sample_shape=found.sample_shape
         )
-        with pytest.raises(UserError, match=problem):
+        with pytest.raises(UserError, match=problem) as refused:
             require_fit(blueprint)
+        assert refused.value.hint == hint
 
     def test_columns_of_other_types(self, tmp_path: Path) -> None:
         rows = [{**row, "day": datetime(2026, 1, 1, tzinfo=UTC)} for row in ROWS]

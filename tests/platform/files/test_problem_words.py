@@ -24,6 +24,9 @@ class Colour(StrEnum):
 class Values(BaseModel):
     whole: int = 1
     number: float = Field(default=1.0, allow_inf_nan=False)
+    wait_s: float = 1.0
+    size_bytes: int = 1
+    only: Literal["digits"] = "digits"
     text: str = Field(default="a", min_length=1, max_length=3, pattern="^[a-z]*$")
     yes: bool = True
     many: tuple[int, ...] = Field(default=(1,), min_length=1, max_length=2)
@@ -38,19 +41,30 @@ class Values(BaseModel):
 @pytest.mark.parametrize(
     ("field", "value", "problem"),
     [
-        ("whole", "many", "must be a whole number"),
-        ("whole", 1.5, "must be a whole number"),
-        ("number", "many", "must be a number"),
+        ("whole", "many", "must be a whole number, not 'many'"),
+        ("whole", 1.5, "must be a whole number, not 1.5"),
+        ("whole", [1], "must be a whole number, not a list"),
+        ("whole", "\uff11\uff10\uff10", "must be a whole number, not '\uff11\uff10\uff10'; write 100"),
+        ("number", "many", "must be a number, not 'many'"),
+        ("number", "0,5", "must be a number, not '0,5'; write 0.5"),
+        ("whole", "1,000", "must be a whole number, not '1,000'"),
+        ("whole", "2,5", "must be a whole number, not '2,5'"),
+        ("size_bytes", "1TB", "must be a whole number of bytes, not '1TB'; write 1000000000000"),
+        ("number", "5%", "must be a number, not '5%'; write 0.05"),
+        ("number", "5 minutes", "must be a number, not '5 minutes'"),
+        ("wait_s", "5 minutes", "must be a number of seconds, not '5 minutes'; write 300"),
+        ("size_bytes", "8 MiB", "must be a whole number of bytes, not '8 MiB'; write 8388608"),
         ("number", float("nan"), "must be a finite number"),
-        ("text", 1, "must be text"),
+        ("text", 1, "must be text, not 1; put it in quotes"),
         ("text", "", "must have at least 1 character"),
         ("text", "abcd", "must have at most 3 characters"),
         ("text", "A", "must match the pattern ^[a-z]*$"),
-        ("yes", "maybe", "must be true or false"),
-        ("many", 1, "must be a list"),
+        ("yes", "maybe", "must be true or false, not 'maybe'"),
+        ("many", 1, "must be a list, not 1"),
         ("many", [], "must have at least 1 item, not 0"),
         ("many", [1, 2, 3], "must have at most 2 items, not 3"),
-        ("named", [], "must be a mapping of keys to values"),
+        ("named", None, "must be a mapping of keys to values, not nothing"),
+        ("only", "digit", "must be 'digits'"),
         ("choice", "fp16", "must be 'float32' or 'float16'; did you mean 'float16'?"),
         ("choice", "flaot32", "must be 'float32' or 'float16'; did you mean 'float32'?"),
         ("choice", "int2", "must be 'float32' or 'float16'"),
@@ -98,6 +112,6 @@ def test_all_problems_are_reported_at_once() -> None:
     assert set(problems) == {
         "training.steps", "training.precision", "training.learning_rate", "training.batchsize", "epochs",
     }  # fmt: skip
-    assert problems["training.steps"] == "must be a whole number"
+    assert problems["training.steps"] == "must be a whole number, not 'many'"
     assert problems["training.precision"].endswith("did you mean 'float16'?")
     assert problems["training.batchsize"].endswith("did you mean 'batch_size'?")

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from share_compute.errors import UserError
+from share_compute.files.plain_yaml import read_yaml, write_yaml
 from share_compute.specification import (
     LAYER_TYPES,
     SCHEDULES,
@@ -84,6 +85,10 @@ class TestAccepted:
         job = parse_job(source + "training: {optimizer: {learning_rate: 1e-3}}")
         assert job.training.optimizer.learning_rate == 0.001
 
+    @pytest.mark.parametrize("text", ["0100", "08", "1:30", "1e-5"])
+    def test_text_that_looks_like_a_number_survives_yaml(self, text: str) -> None:
+        assert read_yaml(write_yaml({"name": text}), "job file") == {"name": text}
+
     def test_microbatches_cut_the_batch(self) -> None:
         job = parse_job(changed("training", {"batch_size": 12, "microbatches": 3}))
         assert job.training.microbatch_size == 4
@@ -110,6 +115,8 @@ class TestRefused:
             "name: !!binary gIE=",
             "name: !!int ''",
             'name: "\\ud800"',
+            "seed: 0100",
+            "name: 08",
         ],
     )
     def test_what_yaml_stumbles_over_is_a_user_error(self, source: str) -> None:
@@ -203,7 +210,7 @@ class TestRefused:
                 "lr_end 0.01 must be below optimizer.learning_rate 0.001",
             ),
             ("training.steps", 0, "training.steps: must be at least 1"),
-            ("training.steps", "many", "training.steps: must be a whole number"),
+            ("training.steps", "many", "training.steps: must be a whole number, not 'many'"),
             ("training.optimizer.learning_rate", float("inf"), "must be a finite number"),
             ("training.optimizer.learning_rate", float("nan"), "must be a finite number"),
             ("training.optimizer.betas", [0.9, 1.0], "each beta must be at least 0 and less than 1"),
@@ -236,11 +243,11 @@ class TestRefused:
                 "data.files",
                 ["a.csv"],
                 (
-                    "cannot read .csv as text; data.table reads tables, data.labels texts with labels; "
+                    "cannot read a.csv as text; data.table reads tables, data.labels texts with labels; "
                     "known: .txt, .jsonl, .parquet"
                 ),
             ),
-            ("data.files", ["corpus"], "cannot read a file without suffix"),
+            ("data.files", ["corpus"], "cannot read corpus, which has no suffix"),
             ("data.files", ["a.txt", "b.jsonl"], "files are of several kinds: .jsonl, .txt"),
             ("data.dataset", "digits", "give exactly one of files and dataset"),
             ("data.validation_fraction", 0.5, "data.validation_fraction: must be less than 0.5"),

@@ -173,7 +173,7 @@ def test_a_job_that_succeeds_while_it_stops_starts_nothing(store: Store, tmp_pat
     assert [one.id for one in store.chains.due()] == [job.id]
     store.jobs.cancel(job.id)
     assert states(store, job) == [LinkState.cancelled]
-    with pytest.raises(Conflict, match="is succeeded already"):
+    with pytest.raises(Conflict, match=f"job {job.id} has succeeded already"):
         store.jobs.cancel(job.id)
 
     deleted = stopped(lambda job_id: store.deletions.job(job_id, tmp_path, cancel=True))

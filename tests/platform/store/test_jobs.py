@@ -116,7 +116,9 @@ def test_a_whole_life_is_written_down_in_order(store: Store, clock: Any) -> None
     events = [
         step(1, 3.0),
         Validated(split="validation", step=1, loss=3.5, perplexity=33.1),
-        step(2, 2.0),
+        step(2, 2.0).model_copy(update={"seconds": 1.5}),
+        Validated(split="test", step=2, loss=2.6),
+        Validated(split="validation", step=2, loss=2.5),
         CheckpointSaved(step=2, path=Path("/c/2"), size_bytes=7),
         ArtifactSaved(name="model", path=Path("/a"), size_bytes=2**40),
         AttemptEnded(outcome="succeeded", reason="2 steps done"),
@@ -124,17 +126,20 @@ def test_a_whole_life_is_written_down_in_order(store: Store, clock: Any) -> None
     record = store.progress.record(job.id, 1, events)
     assert (record.state, record.reason, record.step, record.loss) == ("succeeded", "2 steps done", 2, 2.0)
     assert (record.finished_at, record.checkpoint_step) == (clock.now, 2)
+    assert record.tokens_per_s == 16.0, "the mean of both steps"
     assert store.contributors.get(worker).job_id is None
     kinds = [event.kind for event in store.events.after(0, job_id=job.id)]
     assert kinds == [
         "state", "state", "note", "planned", "state",
-        "step", "validated", "step", "checkpoint", "artifact", "ended", "state",
+        "step", "validated", "step", "validated", "validated", "checkpoint", "artifact", "ended", "state",
     ]  # fmt: skip
     assert states(store, job.id) == ["queued", "planning", "running", "succeeded"]
     assert [(one.split, one.step, one.data["loss"]) for one in store.progress.metrics(job.id)] == [
         ("train", 1, 3.0),
         ("validation", 1, 3.5),
         ("train", 2, 2.0),
+        ("validation", 2, 2.5),
+        ("test", 2, 2.6),
     ]
     assert store.progress.artifact(job.id, "model").size_bytes == 2**40
 
@@ -149,7 +154,7 @@ def test_a_resumed_attempt_overwrites_the_steps_it_repeats(store: Store) -> None
     assert (failed.state, failed.error) == ("failed", {"code": "contributor-lost"})
     again = store.jobs.resume(job.id)
     assert (again.attempt, again.step, again.plan, again.error) == (2, 1, None, None)
-    assert "continuing from step 1" in again.reason
+    assert "continuing from its checkpoint of step 1" in again.reason
     store.jobs.begin(job.id, [])
     store.progress.record(job.id, 2, [planned(), step(2, 5.0)])
     assert [one.data["loss"] for one in store.progress.metrics(job.id)] == [1.0, 5.0]
@@ -289,13 +294,13 @@ def test_members_that_live_on_hold_what_was_committed(store: Store) -> None:
     again = store.jobs.requeue(job.id, "the coordinator died", attempt=1, leaves_members=True)
     assert again.step == 4
     assert again.reason == (
-        "the coordinator died; continuing from its members' state, else from step 3, "
+        "the coordinator died; continuing from its members' state, else from its checkpoint of step 3, "
         "as soon as enough machines are ready"
     )
     store.jobs.begin(job.id, [])
     # The next attempt died before it had a plan, and the machines with the first attempt's members are unknown.
     again = store.jobs.requeue(job.id, "the coordinator died", attempt=2, leaves_members=True)
-    assert (again.step, "its members' state, else from step 3" in again.reason) == (4, True)
+    assert (again.step, "its members' state, else from its checkpoint of step 3" in again.reason) == (4, True)
     store.jobs.begin(job.id, [])
     started = Started(first_step=4, total_steps=4)
     assert store.progress.record(job.id, 3, [planned(), started]).step == 3
@@ -386,7 +391,7 @@ def test_a_restarted_server_queues_again_what_it_was_at(store: Store) -> None:
     again = store.jobs.get(kept.id)
     assert (again.state, again.attempt, again.step) == ("queued", 2, 4)
     assert again.reason == (
-        "the server was restarted; continuing from its members' state, else from step 3, "
+        "the server was restarted; continuing from its members' state, else from its checkpoint of step 3, "
         "as soon as enough machines are ready"
     )
     assert store.jobs.get(stopped.id).state == "cancelled"

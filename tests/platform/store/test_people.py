@@ -27,6 +27,7 @@ from share_compute.lifecycle.states import ContributorState
 from share_compute.scopes import Scope
 from share_compute.store import ContributorRecord, Store, keys
 from share_compute.store.contributors import note_offence
+from share_compute.store.records import AT_START
 from share_compute.topology import MOST_DEVICES, Device, Link
 
 VERSIONS = {"python": "3.11.7"}
@@ -195,6 +196,23 @@ def test_an_invite_of_several_uses_ends_like_any_other(store: Store, clock: Any)
         join(store, code, "edsger")
 
 
+def test_an_invite_replaces_the_unused_ones_of_its_label(store: Store) -> None:
+    used, code = store.invites.create("printed at start")
+    join(store, code)
+    other, _ = store.invites.create("for Ada")
+    codes = [store.invites.create(AT_START, replaces=True)[1] for _ in range(3)]
+    with pytest.raises(InviteUnknown):
+        store.invites.check(codes[0])  # the list keeps no more than one that was revoked
+    with pytest.raises(InviteRevoked):
+        store.invites.check(codes[1])
+    assert store.invites.check(codes[2]).uses == 1
+    assert store.cluster.summaries()[0].owner is None  # a label of the server names nobody
+    states = {one.id: one.used_by for one in store.invites.list()}
+    assert states[used.id]
+    assert other.id in states
+    assert len(states) == 4
+
+
 def test_an_invite_limits_the_memory_that_is_lent(store: Store) -> None:
     _, code = store.invites.create(memory_bytes=2**30)
 
@@ -257,15 +275,27 @@ def test_a_machine_without_a_node_is_gone_at_once(store: Store) -> None:
     assert store.contributors.leave(record.id).state == "left"
 
 
-def test_who_was_sent_away_cannot_come_back_without_an_invite(store: Store) -> None:
+def test_a_removed_machine_cannot_come_back_without_an_invite(store: Store) -> None:
     lost, _ = joined(store, "lost")
     store.contributors.online(lost.id, node_id="ab", address="192.0.2.7")
     lose(store, lost.id)
     assert store.contributors.rejoin(lost.id).state == "joining"
-    sent, _ = joined(store, "sent")
-    store.contributors.send_away(sent.id)
+    removed, _ = joined(store, "removed")
+    store.contributors.remove(removed.id)
     with pytest.raises(NotAuthorized):
-        store.contributors.rejoin(sent.id)
+        store.contributors.rejoin(removed.id)
+
+
+def test_the_invite_of_a_removed_machine_is_revoked(store: Store) -> None:
+    for revokes in (True, False):
+        _, code = store.invites.create("for three", uses=3)
+        record, _ = join(store, code, f"box-{revokes}")
+        store.contributors.remove(record.id, revokes_invite=revokes)
+        if revokes:
+            with pytest.raises(InviteRevoked):
+                join(store, code, "other-name")
+        else:
+            join(store, code, "other-name")
 
 
 def test_devices_of_one_host_join_by_the_key_of_the_first(store: Store) -> None:
@@ -287,16 +317,16 @@ def test_devices_of_one_host_join_by_the_key_of_the_first(store: Store) -> None:
         sibling(store, third.id, "box.cuda99")
 
 
-def test_a_host_that_was_sent_away_is_away_with_all_its_devices(store: Store) -> None:
+def test_a_removed_host_is_removed_with_all_its_devices(store: Store) -> None:
     first, _ = joined(store, "box.cuda0")
     second, _ = sibling(store, first.id, "box.cuda1")
     other, _ = joined(store, "other")
-    store.contributors.send_away(second.id)
+    store.contributors.remove(second.id)
     for device in (first, second):
         assert store.contributors.get(device.id).state == "left"
         with pytest.raises(NotAuthorized):
             store.contributors.rejoin(device.id)
-        with pytest.raises(NotAuthorized, match="sent this host away"):
+        with pytest.raises(NotAuthorized, match="removed this host"):
             sibling(store, device.id, "box.cuda2")
     assert store.contributors.get(other.id).state == "joining"
 
@@ -328,8 +358,9 @@ def test_only_who_is_expected_comes_online(store: Store) -> None:
         online()
     store.contributors.rejoin(record.id)
     assert online().state == "probing"
-    store.contributors.send_away(record.id)
-    with pytest.raises(Conflict, match="sent it away") as caught:
+    store.contributors.remove(record.id)
+    assert store.contributors.leave(record.id).reason == "the operator removed it"  # also as its agent leaves
+    with pytest.raises(Conflict, match="removed it") as caught:
         online()
     assert "new invite" in (caught.value.hint or "")
 

@@ -63,7 +63,7 @@ def test_work_is_reported_when_it_begins_changes_and_ends(store: Store, clock: A
         (3, 4, 60),
         (0, None, 5),
     ]
-    assert (work.steps, work.microbatches, work.tokens) == (4, 15, 3 * 16 + 12)
+    assert (work.steps, work.microbatches, work.samples) == (4, 15, 3 * 16 + 12)
     assert (work.is_complete, work.periods[0].ended_at is not None, work.periods[0].name) == (
         True,
         True,
@@ -131,7 +131,7 @@ def test_machines_of_a_job_share_the_counts_of_its_steps(
         while total is None:
             total = restarted.work.total(machine, most_events=9)
         assert total == store.work.total(machine)
-        assert (total.steps, total.tokens) == (29, store.work.of(machine).tokens)
+        assert (total.steps, total.samples) == (29, store.work.of(machine).samples)
 
 
 def branched(*shares: tuple[str, tuple[int, ...]]) -> Plan:
@@ -147,15 +147,15 @@ def test_machines_of_all_branches_show_what_they_hold(store: Store) -> None:
     job = store.jobs.create(spec())
     store.jobs.begin(job.id, [ada, bob])
     laid = branched((ada, every), (bob, every), (bob, every))
-    store.progress.record(job.id, 1, [Planned(plan=laid), step(1).model_copy(update={"tokens": 48})])
+    store.progress.record(job.id, 1, [Planned(plan=laid), step(1).model_copy(update={"samples": 48})])
     held = {row.id: row.held for row in store.cluster.summaries()}
     assert [
         (one.start, one.stop, one.microbatches, one.of_microbatches, one.memory_bytes)
         for one in (held[ada], held[bob])
         if one is not None
     ] == [(0, 2, 4, 12, 7), (0, 2, 8, 12, 14)]
-    # A step has the tokens of all three branches.
-    assert (store.work.of(ada).tokens, store.work.of(bob).tokens) == (16, 32)
+    # A step has the samples of all three branches.
+    assert (store.work.of(ada).samples, store.work.of(bob).samples) == (16, 32)
 
 
 def test_rows_of_older_releases_have_no_branches() -> None:

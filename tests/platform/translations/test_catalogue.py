@@ -68,6 +68,7 @@ NOT_SHOWN = frozenset(
         "Missing command\\.",
         # Examples in schemas and tests.
         "Ada's scripts",
+        "export SHARE_COMPUTE_URL=https://192.0.2.1:8700 SHARE_COMPUTE_API_KEY=sck_...",
         "SHARE_COMPUTE_INVITE=abcd-efgh-ijkl-mnop share-compute join https://192.0.2.1:8700",
         "a line of text\n",
         "laptops of Ada",

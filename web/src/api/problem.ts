@@ -1,4 +1,5 @@
 /** A refusal by the server as an error: an RFC 9457 problem document. */
+import i18next from "i18next";
 
 export interface FieldProblem {
   /** Path with dots, e.g. `training.optimizer.name`; empty if the problem concerns the whole document. */
@@ -69,7 +70,15 @@ export function ofOpenAi(status: number, { message, code }: OpenAiError): ApiPro
 
 export function unreachable(): ApiProblem {
   return new ApiProblem(0, {
-    detail: "the server does not answer",
-    hint: "check that share-compute up is still running; this page continues by itself when it is back",
+    detail: i18next.t("the server does not answer"),
+    hint: i18next.t("check that share-compute up is still running; this page continues by itself when it is back"),
+  });
+}
+
+/** The code of a page cannot be loaded. */
+export function pageNotLoaded(): ApiProblem {
+  return new ApiProblem(0, {
+    detail: i18next.t("this page cannot be loaded from the server"),
+    hint: i18next.t("check that share-compute up is still running, and that this device reaches its machine"),
   });
 }

@@ -344,8 +344,13 @@ export const catalogue = queryOptions({
 /** Models that clients can call now. */
 export const servedModels = queryOptions({
   queryKey: ["models"],
-  queryFn: async ({ signal }) => (await body(api.GET("/v1/models", { signal }))).data,
+  queryFn: ({ signal }) => readServedModels(signal),
 });
+
+/** Return the models that are served now, also those that queries do not know yet. */
+export async function readServedModels(signal: AbortSignal) {
+  return (await body(api.GET("/v1/models", { signal }))).data;
+}
 
 export const uploads = queryOptions({
   queryKey: ["uploads"],

@@ -172,8 +172,9 @@ export interface paths {
          * Remove Contributor
          * @description Ask a machine, with all joined devices of its host, to hand over its work and leave.
          *
-         *     The machine can come back only with a new invite. When it has left, or after 90 s, the server replaces the
-         *     cluster's token, which ends the machine's access to the cluster. With ``keep_token`` the token stays.
+         *     The machine can come back only with a new invite: the invite by which it joined is revoked. When it has left, or
+         *     after 90 s, the server replaces the cluster's token, which ends the machine's access to the cluster. With
+         *     ``keep_token`` the token and the invite stay.
          */
         delete: operations["removeContributor"];
         options?: never;
@@ -683,7 +684,7 @@ export interface paths {
          * Compare Jobs
          * @description Return results of several jobs, and the fields in which their job files differ.
          *
-         *     In jobs of other keys, ``hidden`` replaces the paths.
+         *     Files of uploads have the names with which jobs name them. In jobs of other keys, ``hidden`` replaces the paths.
          */
         get: operations["compareJobs"];
         put?: never;
@@ -2894,7 +2895,10 @@ export interface components {
             step: number;
             /** Tags */
             tags: string[];
-            /** Tokens Per S */
+            /**
+             * Tokens Per S
+             * @description Mean speed over the last steps; over all steps, once an attempt ended the job.
+             */
             tokens_per_s: number | null;
             /** Total Steps */
             total_steps: number;
@@ -3251,10 +3255,10 @@ export interface components {
              */
             reason: string;
             /**
-             * Sent Away At
-             * @description Time at which the operator sent the machine away; it cannot come back without a new invite.
+             * Removed At
+             * @description Time at which the operator removed the machine; it cannot come back without a new invite.
              */
-            sent_away_at: string | null;
+            removed_at: string | null;
             /**
              * Sibling Of
              * @description Id of the contributor of the same host that joined with the invite; null if this contributor did.
@@ -3369,10 +3373,10 @@ export interface components {
              */
             reason: string;
             /**
-             * Sent Away At
-             * @description Time at which the operator sent the machine away; it cannot come back without a new invite.
+             * Removed At
+             * @description Time at which the operator removed the machine; it cannot come back without a new invite.
              */
-            sent_away_at: string | null;
+            removed_at: string | null;
             /**
              * Sibling Of
              * @description Id of the contributor of the same host that joined with the invite; null if this contributor did.
@@ -6069,7 +6073,10 @@ export interface components {
              * @default []
              */
             tags: string[];
-            /** Tokens Per S */
+            /**
+             * Tokens Per S
+             * @description Mean speed over the last steps; over all steps, once an attempt ended the job.
+             */
             tokens_per_s: number | null;
             /**
              * Total Steps
@@ -6331,6 +6338,7 @@ export interface components {
          * KeyCreated
          * @description A new API key; no other answer contains the key.
          * @example {
+         *       "export_command": "export SHARE_COMPUTE_URL=https://192.0.2.1:8700 SHARE_COMPUTE_API_KEY=sck_...",
          *       "id": "key-k3v7q2ma",
          *       "key": "sck_...",
          *       "name": "Ada's scripts",
@@ -6340,6 +6348,11 @@ export interface components {
          *     }
          */
         KeyCreated: {
+            /**
+             * Export Command
+             * @description Command for a shell in which share-compute's commands and Python client then use this server and this key.
+             */
+            export_command: string;
             /** Id */
             id: string;
             /**
@@ -8182,7 +8195,8 @@ export interface components {
             strategy: string;
             /**
              * Tensor parallelism
-             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads, or have one GPU
+             *     each.
              * @default 1
              */
             tensor: number;
@@ -8270,7 +8284,8 @@ export interface components {
             strategy: string;
             /**
              * Tensor parallelism
-             * @description Number of processes on each machine that compute each layer together. They share its CPU threads.
+             * @description Number of processes on each machine that compute each layer together. They share its CPU threads, or have one GPU
+             *     each.
              * @default 1
              */
             tensor: number;
@@ -9033,6 +9048,13 @@ export interface components {
         PruneReport: {
             /** Dry Run */
             dry_run: boolean;
+            /**
+             * Keep
+             * @description Retention times that are set, in days: name of the setting -> days, such as ``keep_jobs_days``.
+             */
+            keep: {
+                [key: string]: number;
+            };
             /** Pruned */
             pruned: components["schemas"]["Pruned"][];
             /**
@@ -9426,11 +9448,11 @@ export interface components {
          */
         ReplicaCounts: {
             /**
-             * Leaving
+             * Draining
              * @description Number of replicas that end after their current sequences.
              * @default 0
              */
-            leaving: number;
+            draining: number;
             /**
              * Ready
              * @description Number of replicas that answer.
@@ -11497,6 +11519,12 @@ export interface components {
              * @description Whether machines can join and jobs can run.
              */
             has_cluster: boolean;
+            /**
+             * Is For One Machine
+             * @description Whether only the server's own machine can join: ``url`` is a loopback address, or plain HTTP that the operator
+             *     does not allow.
+             */
+            is_for_one_machine: boolean;
             /** Jobs */
             jobs: {
                 [key: string]: number;
@@ -13219,9 +13247,14 @@ export interface components {
         };
         /**
          * UploadList
-         * @description Uploads, newest first, and the limits of the size of uploads.
+         * @description Uploads, newest first, and the limits of uploads.
          */
         UploadList: {
+            /**
+             * Data Suffixes
+             * @description Suffixes of files that an upload of data may contain, such as ``.txt``.
+             */
+            data_suffixes: string[];
             /**
              * Limit Bytes
              * @description Maximum size of all uploads together.
@@ -13590,6 +13623,11 @@ export interface components {
              */
             of_microbatches: number | null;
             /**
+             * Samples
+             * @description The machine's share of the samples of ``steps``, such as images, rows or sequences of text. 0 for deployments.
+             */
+            samples: number;
+            /**
              * Seconds
              * @description Duration of the period, up to now while it lasts.
              */
@@ -13609,11 +13647,6 @@ export interface components {
              * @description One past the last layer.
              */
             stop: number | null;
-            /**
-             * Tokens
-             * @description The machine's share of the tokens of ``steps``; samples if the model reads no text. 0 for deployments.
-             */
-            tokens: number;
         };
         /**
          * WorkRecord
@@ -13636,14 +13669,17 @@ export interface components {
              */
             periods: components["schemas"]["WorkPeriodRecord"][];
             /**
+             * Samples
+             * @description The machine's share of the samples of ``steps``, such as images, rows or sequences of text.
+             */
+            samples: number;
+            /**
              * Seconds
              * @description Time in which the machine held a part of a model.
              */
             seconds: number;
             /** Steps */
             steps: number;
-            /** Tokens */
-            tokens: number;
         };
         /**
          * WorkSums
@@ -13656,14 +13692,17 @@ export interface components {
              */
             microbatches: number;
             /**
+             * Samples
+             * @description The machine's share of the samples of ``steps``, such as images, rows or sequences of text.
+             */
+            samples: number;
+            /**
              * Seconds
              * @description Time in which the machine held a part of a model.
              */
             seconds: number;
             /** Steps */
             steps: number;
-            /** Tokens */
-            tokens: number;
         };
     };
     responses: never;
@@ -14213,7 +14252,7 @@ export interface operations {
     removeContributor: {
         parameters: {
             query?: {
-                /** @description Do not replace the cluster's token. Only for machines with a trusted owner. */
+                /** @description Keep the cluster's token and the machine's invite. Only for machines with a trusted owner. */
                 keep_token?: boolean;
             };
             header?: never;

@@ -38,6 +38,7 @@ export type JobState = Schemas["JobState"];
 export type Machine = Schemas["ContributorView"];
 export type Measured = Schemas["Measured"];
 export type Metric = Schemas["MetricRecord"];
+export type Model = Schemas["Model"];
 export type Plan = Schemas["Plan"];
 export type PlanTimeline = Schemas["PlanTimeline"];
 export type TimelineCell = Schemas["TimelineCell"];

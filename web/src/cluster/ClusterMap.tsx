@@ -12,7 +12,7 @@ import { Bubble } from "./Bubble";
 import { Details } from "./Details";
 import type { MachineGroup } from "./groups";
 import { inRows, largestThatFits, position, qualityOf, reachOf, thickness, type Circle, type Places, type Point } from "./layout";
-import { flowsOf, neighbours, outside, overlap, route, touches, type Box, type Size } from "./lines";
+import { beside, crosses, fits, flowsOf, neighbours, outside, overlap, route, touches, type Box, type Size } from "./lines";
 import { Legend } from "./Legend";
 import { MachineNode, radiusOf, SPACING_FOR_LARGE, SPACING_FOR_NAMES, SPACING_FOR_WORK } from "./MachineNode";
 import classes from "./ClusterMap.module.css";
@@ -42,6 +42,9 @@ const LETTER = 7;
 const LARGE_LETTER = 8;
 /** Width of a letter of a link's figures. */
 const SMALL_LETTER = 6;
+const LABEL_HEIGHT = 14;
+/** Distance of the baseline of a link's figures from the top of their box. */
+const LABEL_BASELINE = 11;
 /** With more islands than this, links do not bend around islands. */
 const MOST_AROUND = 24;
 
@@ -259,8 +262,8 @@ function Island({ group, circle, number, step, points, used, onLight }: Drawn & 
 }
 
 /**
- * Lines between islands, which pass beside other islands. A label is placed where it covers no island and no other
- * label.
+ * Lines between islands, which pass beside other islands. A label is placed beside its line where it covers no island,
+ * no line and no other label.
  */
 function Links({ cluster, drawn, labels, width, height }: { cluster: ClusterView; drawn: readonly Drawn[]; labels: readonly Box[] } & Size) {
   const { links } = cluster.islands;
@@ -286,21 +289,26 @@ function Links({ cluster, drawn, labels, width, height }: { cluster: ClusterView
 function routed(links: ClusterView["islands"]["links"], drawn: readonly Drawn[], labels: readonly Box[], picture: Size) {
   const circles = new Map(drawn.map(({ group, circle }) => [group.id, circle]));
   const islands = drawn.length > MOST_AROUND ? [] : [...circles.values()];
-  const taken = [...labels];
-  return links.flatMap(({ one, other, latency_s: latencyS, bytes_per_s: bytesPerS }) => {
+  const lines = links.flatMap(({ one, other, latency_s: latencyS, bytes_per_s: bytesPerS }) => {
     const ends = [circles.get(one), circles.get(other)] as const;
     const points = ends[0] && ends[1] ? route(ends[0], ends[1], islands, labels, picture) : [];
     if (points.length < 2) return [];
     const [first, last] = [points[0]!, points.at(-1)!];
-    const middle = points.length > 2 ? points[points.length >> 1]! : { x: (first.x + last.x) / 2, y: (first.y + last.y) / 2 };
-    const text = linkWords(latencyS, bytesPerS);
-    const box = { x: middle.x - (text.length * SMALL_LETTER) / 2, y: middle.y - 16, width: text.length * SMALL_LETTER, height: 14 };
-    const isFree = !drawn.some(({ circle }) => touches(box, circle)) && !taken.some((label) => overlap(label, box));
-    if (isFree) taken.push(box);
     const visible = outside({ from: first, to: last }, labels).filter(({ from, to }) => Math.hypot(to.x - from.x, to.y - from.y) >= SHORTEST_PART);
     const parts = points.length > 2 ? [points] : visible.map(({ from, to }) => [from, to]);
-    const label = isFree ? { x: middle.x, y: middle.y - 6, text } : null;
-    return [{ id: `${one} ${other}`, parts, quality: qualityOf(bytesPerS), width: thickness(bytesPerS), label }];
+    return [{ id: `${one} ${other}`, points, parts, text: linkWords(latencyS, bytesPerS), quality: qualityOf(bytesPerS), width: thickness(bytesPerS) }];
+  });
+  const strokes = lines.flatMap(({ parts, width }) => parts.map((points) => ({ points, width })));
+  const taken = [...labels];
+  const isFree = (box: Box) =>
+    fits(box, picture) &&
+    !drawn.some(({ circle }) => touches(box, circle)) &&
+    !taken.some((label) => overlap(label, box)) &&
+    !strokes.some(({ points, width }) => crosses(points, width, box));
+  return lines.map(({ points, text, ...line }) => {
+    const box = beside(points, line.width, { width: text.length * SMALL_LETTER, height: LABEL_HEIGHT }).find(isFree);
+    if (box !== undefined) taken.push(box);
+    return { ...line, label: box === undefined ? null : { x: box.x + box.width / 2, y: box.y + LABEL_BASELINE, text } };
   });
 }
 

@@ -9,7 +9,7 @@ import { AtWork } from "./AtWork";
 import { qualityOf } from "./layout";
 import classes from "./ClusterMap.module.css";
 import type { Utilizations } from "./useUtilization";
-import { linkWords, memoryWords, partWords, qualityWords, speedWords, usedWords } from "./words";
+import { linkWords, machineState, memoryWords, partWords, qualityWords, speedWords, usedWords } from "./words";
 
 interface Props {
   /** All machines; their work is shown while no machine is hovered. */
@@ -38,7 +38,7 @@ export function Details({ machines, machine, utilizations, hasBubbles }: Props) 
     [t("Owner"), machine.owner ?? t("not said")],
     [t("Device"), machine.device ?? machine.host],
     [t("Speed (float32)"), speedWords(machine)],
-    [held?.memory_bytes == null ? t("Memory lent") : t("Memory used"), memoryWords(t, machine)],
+    [held?.memory_bytes == null ? t("Memory lent") : t("Memory planned"), memoryWords(t, machine)],
     [
       t("Link to the server"),
       machine.head_bytes_per_s === null
@@ -54,7 +54,7 @@ export function Details({ machines, machine, utilizations, hasBubbles }: Props) 
         <Text size="sm" fw={600}>
           {machine.name}
         </Text>
-        <StateBadge state={machine.state} />
+        <StateBadge state={machineState(machine.state, machine.held !== null)} />
         <Text size="xs" c="dimmed">
           {sentence(machine.reason)}
         </Text>

@@ -16,9 +16,9 @@ export function Legend({ hasBubbles, isAssumed, isCurrent }: Props) {
   const { t } = useTranslation();
   const tones: [Tone, string][] = [
     ["working", t("at work")],
-    ["free", t("free")],
+    ["free", t("ready")],
     ["arriving", t("arriving")],
-    ["leaving", t("leaving")],
+    ["leaving", t("draining or quarantined")],
     ["lost", t("lost")],
   ];
   return (

@@ -17,7 +17,7 @@ import classes from "./MachineTable.module.css";
 import { clusterSearch, type ClusterSearch, type Sort } from "./search";
 import { sorted } from "./sorting";
 import { useUtilization } from "./useUtilization";
-import { busyOf, linkWords, memoryWords, partWords, qualityWords, shareText, speedWords, usedWords } from "./words";
+import { busyOf, linkWords, machineState, memoryWords, partWords, qualityWords, shareText, speedWords, usedWords } from "./words";
 
 /** Number of rows drawn at one time. */
 const PER_PAGE = 50;
@@ -146,7 +146,7 @@ const Row = memo(function Row({ machine, island, used }: { machine: MachineSumma
         </Text>
       </Table.Td>
       <Table.Td data-label={t("State")}>
-        <StateBadge state={machine.state} />
+        <StateBadge state={machineState(machine.state, machine.held !== null)} />
         <Text size="xs" c="dimmed" mt={2} maw={220} lineClamp={2} title={translated(machine.reason)}>
           {isGone(machine) ? (
             <>
@@ -190,7 +190,7 @@ function WorkCell({ machine }: { machine: MachineSummary }) {
   if (held === null) {
     return (
       <Text size="sm" c="dimmed">
-        {machine.state === "ready" ? t("free") : "–"}
+        –
       </Text>
     );
   }

@@ -1,7 +1,7 @@
 import { expect, test } from "vitest";
 
 import type { Held } from "../api/types";
-import { flowsOf, neighbours, outside, overlap, route, touches } from "./lines";
+import { beside, crosses, fits, flowsOf, neighbours, outside, overlap, route, touches } from "./lines";
 
 const line = { from: { x: 0, y: 0 }, to: { x: 100, y: 0 } };
 
@@ -57,4 +57,31 @@ test("boxes overlap boxes and circles", () => {
   expect(overlap(box, { ...box, x: 10 })).toBe(false);
   expect(touches(box, { x: 15, y: 5, r: 6 })).toBe(true);
   expect(touches(box, { x: 15, y: 15, r: 6 })).toBe(false);
+});
+
+test("figures lie beside a line at any slope", () => {
+  const size = { width: 60, height: 14 };
+  for (const to of [{ x: 200, y: 0 }, { x: 0, y: 200 }, { x: 60, y: 200 }, { x: -150, y: 150 }, { x: 200, y: -30 }]) {
+    const points = [{ x: 0, y: 0 }, to];
+    const boxes = beside(points, 5, size);
+    expect(boxes.filter((box) => crosses(points, 5, box))).toEqual([]);
+    // Above is preferred to below.
+    expect(boxes[0]!.y).toBeLessThanOrEqual(boxes[1]!.y);
+  }
+  expect(beside([{ x: 0, y: 0 }, { x: 200, y: 0 }], 2, size)[0]).toEqual({ x: 70, y: -17, width: 60, height: 14 });
+});
+
+test("a wide line crosses what a thin one passes", () => {
+  const points = [{ x: 0, y: 0 }, { x: 50, y: 0 }, { x: 100, y: 0 }];
+  const box = { x: 60, y: 2, width: 10, height: 10 };
+  expect(crosses(points, 2, box)).toBe(false);
+  expect(crosses(points, 6, box)).toBe(true);
+  expect(crosses([{ x: 65, y: -50 }, { x: 65, y: 50 }], 1, box)).toBe(true);
+});
+
+test("a label must be inside the picture", () => {
+  const picture = { width: 100, height: 50 };
+  expect(fits({ x: 0, y: 0, width: 100, height: 50 }, picture)).toBe(true);
+  expect(fits({ x: 10, y: -1, width: 20, height: 10 }, picture)).toBe(false);
+  expect(fits({ x: 90, y: 0, width: 20, height: 10 }, picture)).toBe(false);
 });

@@ -134,6 +134,46 @@ export function route(one: Circle, other: Circle, islands: readonly Circle[], bo
   return straight;
 }
 
+/** Parts of a line's length at which its label may lie; the first that works is used. */
+const LABEL_PLACES = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8];
+/** Distance between a line's label and its edge. */
+const LABEL_GAP = 2;
+
+/**
+ * Boxes beside a line, for its label: at several places, first above the line and then below. A box touches the line
+ * only if the line bends towards it. @param points the line's points in order, at least two. @param width width of the
+ * line's stroke.
+ */
+export function beside(points: readonly Point[], width: number, { width: long, height: high }: Size): Box[] {
+  return LABEL_PLACES.flatMap((part) => {
+    const at = part * (points.length - 1);
+    const place = Math.min(Math.floor(at), points.length - 2);
+    const [from, to] = [points[place]!, points[place + 1]!];
+    const length = Math.hypot(to.x - from.x, to.y - from.y) || 1;
+    const aside = { x: (to.y - from.y) / length, y: (from.x - to.x) / length };
+    const away = (Math.abs(aside.x) * long + Math.abs(aside.y) * high + width) / 2 + LABEL_GAP;
+    const middle = { x: from.x + (to.x - from.x) * (at - place), y: from.y + (to.y - from.y) * (at - place) };
+    const boxes = [1, -1].map((side) => ({
+      x: middle.x + side * away * aside.x - long / 2,
+      y: middle.y + side * away * aside.y - high / 2,
+      width: long,
+      height: high,
+    }));
+    return boxes.sort((one, other) => one.y - other.y);
+  });
+}
+
+/** Whether a line through some points crosses a box, or comes nearer to it than half of its stroke. */
+export function crosses(points: readonly Point[], width: number, { x, y, width: long, height: high }: Box): boolean {
+  const grown = { x: x - width / 2, y: y - width / 2, width: long + width, height: high + width };
+  return points.slice(1).some((to, place) => within({ from: points[place]!, to }, grown) !== null);
+}
+
+/** Whether a box lies inside a picture. */
+export function fits({ x, y, width, height }: Box, picture: Size): boolean {
+  return x >= 0 && y >= 0 && x + width <= picture.width && y + height <= picture.height;
+}
+
 function contains(box: Box, { x, y }: Point): boolean {
   return x > box.x && x < box.x + box.width && y > box.y && y < box.y + box.height;
 }

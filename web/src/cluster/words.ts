@@ -1,7 +1,7 @@
 /** Descriptions of machines and links, shared by the map, the table and screen readers. */
 import type { TFunction } from "i18next";
 
-import type { MachineSummary, Held, UtilizationSample } from "../api/types";
+import type { ContributorState, MachineSummary, Held, UtilizationSample } from "../api/types";
 import { bytes, latency, si } from "../format";
 import type { MachineGroup } from "./groups";
 import { qualityOf, type Quality } from "./layout";
@@ -41,10 +41,15 @@ export function speedWords(machine: Pick<MachineSummary, "flops_per_s">): string
   return machine.flops_per_s > 0 ? si(machine.flops_per_s, "FLOP/s") : "–";
 }
 
+/** The state of a machine, or "at work" if it is ready and works for a job or a deployment, as the command line says. */
+export function machineState(state: ContributorState, isLeased: boolean): ContributorState | "at work" {
+  return state === "ready" && isLeased ? "at work" : state;
+}
+
 /** The machine's work: the name of its job or deployment, or its state. */
 export function workWords(t: TFunction, machine: Pick<MachineSummary, "held" | "state">): string {
   if (machine.held !== null) return machine.held.name || (machine.held.job_id ?? machine.held.deployment_id ?? "");
-  return machine.state === "ready" ? t("free") : t(machine.state);
+  return t(machine.state);
 }
 
 export function groupTitle(t: TFunction, group: Pick<MachineGroup, "kind" | "machines">, number: number): string {
@@ -59,8 +64,8 @@ export function describe(t: TFunction, machine: MachineSummary): string {
   return [
     machine.name,
     machine.owner,
-    t(machine.state),
-    machine.held === null && machine.state !== "ready" ? null : workWords(t, machine),
+    t(machineState(machine.state, machine.held !== null)),
+    machine.held === null ? null : workWords(t, machine),
     part,
     machine.kind === null ? null : speedWords(machine),
     memoryWords(t, machine),

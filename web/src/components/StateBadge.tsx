@@ -5,7 +5,7 @@ import classes from "./StateBadge.module.css";
 
 type Tone = "quiet" | "busy" | "active" | "good" | "bad" | "ending";
 
-export type State = JobState | ContributorState | DeploymentState | LinkState;
+export type State = JobState | ContributorState | "at work" | DeploymentState | LinkState;
 
 const TONES: Record<State, Tone> = {
   "queued": "quiet",
@@ -17,6 +17,7 @@ const TONES: Record<State, Tone> = {
   "joining": "busy",
   "probing": "busy",
   "ready": "good",
+  "at work": "active",
   "quarantined": "bad",
   "draining": "ending",
   "left": "quiet",

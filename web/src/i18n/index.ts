@@ -7,6 +7,7 @@ import i18next from "i18next";
 import { initReactI18next } from "react-i18next";
 
 import { keep, kept } from "../kept";
+import { withRetries } from "../lazy";
 import en from "./en.json";
 import { loadTexts } from "./texts";
 
@@ -32,13 +33,13 @@ export async function startWords(): Promise<void> {
     interpolation: { escapeValue: false },
     resources: { en: { translation: en } },
   });
-  await speak(preferred());
+  await speak(preferred()).catch(() => speak("en"));
 }
 
 /** Switch to another language. */
 export async function speak(language: Language): Promise<void> {
   if (language === "zh" && !i18next.hasResourceBundle("zh", "translation")) {
-    const [words] = await Promise.all([import("./zh"), loadTexts()]);
+    const [words] = await withRetries(() => Promise.all([import("./zh"), loadTexts()]));
     i18next.addResourceBundle("zh", "translation", words.default);
   }
   await i18next.changeLanguage(language);

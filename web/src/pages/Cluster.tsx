@@ -2,7 +2,7 @@
 import { Code, Group, SimpleGrid, Stack, Switch, Text, TextInput } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
 import { getRouteApi, Link, useNavigate } from "@tanstack/react-router";
-import { lazy, Suspense, useDeferredValue, useMemo, useRef } from "react";
+import { Suspense, useDeferredValue, useMemo, useRef } from "react";
 import { useTranslation } from "react-i18next";
 
 import { cluster as clusterQuery } from "../api/queries";
@@ -12,6 +12,7 @@ import { Figure } from "../components/Figure";
 import { ButtonLink } from "../components/links";
 import { Page } from "../components/frame/Page";
 import { bytes, count, si } from "../format";
+import { lazyPart } from "../lazy";
 import { found, groupsOf, reused, sumsOf, type MachineGroup } from "../cluster/groups";
 import { MachineTable } from "../cluster/MachineTable";
 import { ClusterMap } from "../cluster/ClusterMap";
@@ -21,7 +22,7 @@ import { FirstSteps } from "./firststeps/FirstSteps";
 import classes from "./Cluster.module.css";
 
 /** Loaded on demand, because it draws with uPlot, which the first page does not need. */
-const Multiples = lazy(() => import("../cluster/multiples/Multiples").then((module) => ({ default: module.Multiples })));
+const Multiples = lazyPart(async () => (await import("../cluster/multiples/Multiples")).Multiples);
 const route = getRouteApi("/");
 
 export function Cluster() {
@@ -76,7 +77,7 @@ function Machines({ cluster }: { cluster: ClusterView }) {
         <Figure label={t("At work")} value={count(sums.atWork)} share={ratio(sums.atWork, sums.machines)} />
         <Figure label={t("Measured speed")} value={si(sums.flopsPerS, "FLOP/s")} />
         <Figure
-          label={t("Memory used / lent")}
+          label={t("Memory planned / lent")}
           value={`${bytes(sums.usedBytes)} / ${bytes(sums.lentBytes)}`}
           title={t("Memory that plans need, of all that owners lend")}
           share={ratio(sums.usedBytes, sums.lentBytes)}

@@ -1,5 +1,5 @@
 /** Invites for machines to join the cluster. */
-import { Alert, Button, Group, NumberInput, SegmentedControl, Stack, Table, Text, TextInput, VisuallyHidden } from "@mantine/core";
+import { Alert, Button, Group, Input, NumberInput, SegmentedControl, Stack, Table, Text, TextInput, VisuallyHidden } from "@mantine/core";
 import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useState, type FormEvent } from "react";
 import { Trans, useTranslation } from "react-i18next";
@@ -12,10 +12,12 @@ import { CopyLine } from "../components/copy/CopyLine";
 import { Empty, Failure, Waiting } from "../components/Feedback";
 import { Page, Section } from "../components/frame/Page";
 import { AnchorLink } from "../components/links";
-import { dateAndTime, duration } from "../format";
+import { bytes, dateAndTime, duration } from "../format";
 import { useNow } from "../useNow";
-import { isLoopback } from "./invites/loopback";
 import { stateAt } from "./invites/stateAt";
+
+/** Least memory that a machine can lend. */
+const LEAST_GIB = 0.5;
 
 export function Invites() {
   const { t } = useTranslation();
@@ -39,16 +41,16 @@ export function Invites() {
   );
 }
 
-/** A warning if no other machine can reach the server. */
+/** A warning if no other machine can join. */
 function Unreachable() {
   const { t } = useTranslation();
   const { data: server } = useQuery(status);
-  if (server === undefined || !isLoopback(server.url)) return null;
+  if (server?.is_for_one_machine !== true) return null;
   return (
-    <Alert color="orange" className="caution" title={t("Other machines cannot reach this server")}>
+    <Alert color="orange" className="caution" title={t("Only the server's own machine can join")}>
       <Text size="sm">
         <Trans
-          i18nKey="Its address is {{url}}, which only its own machine can reach. To let others join, start it again with <code>share-compute up --host 0.0.0.0 --tls self-signed</code>, then create the invite."
+          i18nKey="Others join over HTTPS, at an address that they can reach; the server's address is {{url}}. To let others join, start it again with <code>share-compute up --host 0.0.0.0 --tls self-signed</code>, then create the invite."
           values={{ url: server.url }}
           components={{ code: <code /> }}
         />
@@ -63,6 +65,7 @@ function Create({ all }: { all: readonly Invite[] }) {
   const [label, setLabel] = useState("");
   const [expiresInS, setExpiresInS] = useState("3600");
   const [uses, setUses] = useState<number | string>(1);
+  const [memoryGib, setMemoryGib] = useState<number | string>("");
   const making = useMutation({
     mutationFn: () =>
       body(
@@ -71,6 +74,7 @@ function Create({ all }: { all: readonly Invite[] }) {
             expires_in_s: Number(expiresInS),
             label: label.trim() === "" ? null : label.trim(),
             uses: Math.max(1, Number(uses)),
+            memory_bytes: memoryGib === "" ? null : Math.round(Math.max(LEAST_GIB, Number(memoryGib)) * 2 ** 30),
           },
         }),
       ),
@@ -108,12 +112,20 @@ function Create({ all }: { all: readonly Invite[] }) {
             value={uses}
             onChange={setUses}
           />
-          <div>
-            <Text size="sm" fw={500} mb={2} id="expiry">
-              {t("Expires after")}
-            </Text>
-            <SegmentedControl aria-labelledby="expiry" value={expiresInS} onChange={setExpiresInS} data={expiries} />
-          </div>
+          <NumberInput
+            label={t("Memory limit (GiB)")}
+            placeholder={t("no limit")}
+            w={150}
+            min={LEAST_GIB}
+            max={65536}
+            value={memoryGib}
+            onChange={setMemoryGib}
+          />
+          <Input.Wrapper label={t("Expires after")} labelElement="div" labelProps={{ id: "expiry" }}>
+            <div>
+              <SegmentedControl aria-labelledby="expiry" value={expiresInS} onChange={setExpiresInS} data={expiries} />
+            </div>
+          </Input.Wrapper>
           <Button type="submit" loading={making.isPending}>
             {t("Create invite")}
           </Button>
@@ -150,6 +162,13 @@ function Made({ made, invite }: { made: InviteCreated; invite: Invite | undefine
             {t("2. Join")}
           </Text>
           <CopyLine text={made.join_command} label={t("Command to join")} />
+          {invite?.memory_bytes != null && (
+            <Text size="sm">
+              {t("A machine that would lend more is refused; it joins with --memory and {{size}} or less.", {
+                size: bytes(invite.memory_bytes),
+              })}
+            </Text>
+          )}
           <Text size="sm" c="dimmed">
             {t("With `service install` in place of `join` the machine joins at each boot.")}
           </Text>

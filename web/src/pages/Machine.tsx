@@ -14,7 +14,7 @@ import { Page, Section } from "../components/frame/Page";
 import { StateBadge } from "../components/StateBadge";
 import { bytes, clock, count, dateAndTime, duration, si } from "../format";
 import { Holder } from "../cluster/MachineTable";
-import { partWords } from "../cluster/words";
+import { machineState, partWords } from "../cluster/words";
 import { differences } from "./admin/versions";
 import { Busy } from "./machine/Busy";
 import { Clear } from "./machine/Clear";
@@ -24,7 +24,7 @@ import classes from "./machine/Machine.module.css";
 import { Live } from "./machine/Live";
 import { Measure } from "./machine/Measure";
 import { Devices, MeasuredLinks } from "./machine/Measurements";
-import { SendAway } from "./machine/SendAway";
+import { RemoveMachine } from "./machine/RemoveMachine";
 import { WorkHistory } from "./machine/WorkHistory";
 import { flopsPerS, lentBytes } from "./machine";
 
@@ -42,7 +42,7 @@ export function Machine() {
     );
   }
   return (
-    <Page title={machine.name} beside={<StateBadge state={machine.state} />} actions={<Leave machine={machine} />}>
+    <Page title={machine.name} beside={<StateBadge state={machineState(machine.state, machine.held != null)} />} actions={<Leave machine={machine} />}>
       <AnchorLink to="/" size="sm">
         {t("Back to the machines")}
       </AnchorLink>
@@ -84,15 +84,15 @@ export function Machine() {
 
 function Leave({ machine }: { machine: MachineView }) {
   const { t } = useTranslation();
-  if (isGone(machine) || machine.sent_away_at !== null) return null;
+  if (isGone(machine) || machine.removed_at !== null) return null;
   return (
     <>
       {machine.quarantined_for !== null && <Clear machine={machine} />}
-      <SendAway machine={machine}>
+      <RemoveMachine machine={machine}>
         {machine.held == null
           ? t("It leaves at once, and can come back only with a new invite.")
           : t("It hands over what it holds, then leaves, and can come back only with a new invite.")}
-      </SendAway>
+      </RemoveMachine>
     </>
   );
 }
@@ -127,7 +127,7 @@ function Figures({ machine }: { machine: MachineView }) {
       <Figure label={t("Microbatches computed")} value={work === undefined ? "–" : count(work.microbatches)} />
       <Figure label={t("Speed (float32)")} value={speed > 0 ? si(speed, "FLOP/s") : "–"} />
       <Figure
-        label={t("Memory used / lent")}
+        label={t("Memory planned / lent")}
         value={`${used == null ? "–" : bytes(used)} / ${bytes(lentBytes(machine))}`}
         title={t("Memory that the plan needs, of all that its owner lends")}
       />

@@ -2,7 +2,7 @@
 import { Button, Stack, Text } from "@mantine/core";
 import { useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { getRouteApi } from "@tanstack/react-router";
-import { lazy, Suspense, useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore } from "react";
+import { Suspense, useCallback, useEffect, useMemo, useRef, useState, useSyncExternalStore } from "react";
 import { useTranslation } from "react-i18next";
 
 import { deployments, servedModels } from "../api/queries";
@@ -10,6 +10,7 @@ import type { Deployment } from "../api/types";
 import { Empty, Failure, Loading } from "../components/Feedback";
 import { Page } from "../components/frame/Page";
 import { ButtonLink } from "../components/links";
+import { lazyPart } from "../lazy";
 import { conversation } from "../talk/conversation";
 import { isRunning, type Turn } from "../talk/types";
 import { Announcer } from "./playground/Announcer";
@@ -21,7 +22,7 @@ import classes from "./playground/Playground.module.css";
 import { TurnView } from "./playground/TurnView";
 import { useFollowedEnd } from "./playground/useFollowedEnd";
 
-const Programs = lazy(() => import("./playground/Programs"));
+const Programs = lazyPart(async () => (await import("./playground/Programs")).Programs);
 const route = getRouteApi("/playground");
 const MOST_MODELS = 3;
 
@@ -43,12 +44,12 @@ function Talking({ up }: { up: readonly Deployment[] }) {
   const { t } = useTranslation();
   const navigate = route.useNavigate();
   const search = route.useSearch();
-  const { data: served } = useQuery(servedModels);
+  const { data: models } = useQuery(servedModels);
   const { id, turns, settings } = useSyncExternalStore(conversation.subscribe, conversation.snapshot);
   const [isEditing, setEditing] = useState(false);
 
-  const encoders = useMemo(() => new Set(served?.filter((one) => one.kind === "embed").map((one) => one.id)), [served]);
-  const windows = useMemo(() => new Map(served?.map((one) => [one.id, one.max_model_len])), [served]);
+  const encoders = useMemo(() => new Set(models?.filter((one) => one.kind === "embed").map((one) => one.id)), [models]);
+  const served = useMemo(() => new Map(models?.map((one) => [one.id, one])), [models]);
   const offered = useMemo(() => up.filter((one) => !encoders.has(one.name)).sort(readyFirst), [up, encoders]);
   const chosen = useMemo(
     () => search.with?.split(",").filter((name) => name !== "").slice(0, MOST_MODELS) ?? offered.slice(0, 1).map((one) => one.name),
@@ -62,7 +63,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
   useEscape(running, stop);
 
   const send = (prompt: string) => {
-    conversation.send(prompt, chosen, windows, isEditing);
+    conversation.send(prompt, chosen, served, isEditing);
     setEditing(false);
     end.follow();
   };
@@ -102,7 +103,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
                 <Parameters settings={settings} onChange={(next) => conversation.set(next)} />
                 {chosen.length > 0 && (
                   <Suspense>
-                    <Programs models={chosen} turns={turns} settings={settings} windows={windows} />
+                    <Programs models={chosen} turns={turns} settings={settings} served={served} />
                   </Suspense>
                 )}
               </div>
@@ -128,7 +129,7 @@ function Talking({ up }: { up: readonly Deployment[] }) {
                     key={turn.id}
                     turn={turn}
                     isLast={turn === last}
-                    windows={windows}
+                    served={served}
                     onEdit={running ? undefined : () => setEditing(true)}
                   />
                 ))}

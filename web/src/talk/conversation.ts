@@ -5,7 +5,8 @@
 import { subscribe } from "../api/events/eventListeners";
 import { currentSession } from "../api/session";
 import { ApiProblem } from "../api/problem";
-import type { DeploymentNews, ClusterEvent } from "../api/types";
+import { readServedModels } from "../api/queries";
+import type { DeploymentNews, ClusterEvent, Model } from "../api/types";
 import { kept } from "../kept";
 import { caughtUp, commonLength } from "./catchUp";
 import { FORGET, KEPT_AS, SAVED_AS } from "./forget";
@@ -20,7 +21,6 @@ const NEWS_MS = 5000;
 const SAVE_MS = 500;
 /** Number of possible seeds; JavaScript numbers, and thus JSON, represent each seed exactly. */
 const SEEDS = 2 ** 31;
-const NO_CHAT_TEMPLATE = "no_chat_template";
 
 export interface Talk {
   /** Identifies it among the saved conversations. */
@@ -61,8 +61,6 @@ class Conversation {
   private readonly works = new Map<string, Work>();
   private saving: ReturnType<typeof setTimeout> | undefined;
   private drawing = false;
-  /** Models without a chat template, so that later requests use the right route at once. */
-  private readonly plain = new Set<string>();
   private unsubscribe: (() => void) | undefined;
 
   readonly subscribe = (listener: () => void): (() => void) => {
@@ -77,26 +75,26 @@ class Conversation {
   }
 
   /** Send a prompt to models; an edited prompt replaces the last turn. */
-  send(prompt: string, models: readonly string[], windows: Windows, isEdit = false): void {
+  send(prompt: string, models: readonly string[], served: Served, isEdit = false): void {
     if (isEdit) this.dropLast();
     const turn = { id: newId(), prompt, answers: models.map((model) => this.begun(model)) };
     // If another tab deleted the conversation, it becomes a new one when the user continues it.
     const id = saved.isDeleted(this.talk.id) ? newId() : this.talk.id;
     this.change({ ...this.talk, id, turns: [...this.talk.turns, turn] });
-    for (const { model } of turn.answers) void this.run(turn.id, model, windows);
+    for (const { model } of turn.answers) void this.run(turn.id, model, served);
   }
 
   /** Resend the last prompt to one model; the answer differs unless a seed was given. */
-  regenerate(turnId: string, model: string, windows: Windows): void {
+  regenerate(turnId: string, model: string, served: Served): void {
     this.stopOne(turnId, model);
     this.update(turnId, model, () => this.begun(model));
-    void this.run(turnId, model, windows);
+    void this.run(turnId, model, served);
   }
 
   /** Continue an interrupted answer: the same request with the same seed gives the same text. */
-  goOn(turnId: string, model: string, windows: Windows): void {
+  goOn(turnId: string, model: string, served: Served): void {
     this.update(turnId, model, (answer) => ({ ...answer, state: "writing", problem: null, wait: "" }));
-    void this.run(turnId, model, windows);
+    void this.run(turnId, model, served);
   }
 
   stop(): void {
@@ -157,7 +155,7 @@ class Conversation {
       state: "waiting",
       text: "",
       marks: [],
-      isPlain: this.plain.has(model),
+      isPlain: false,
       wait: "",
       isReconnecting: false,
       finish: null,
@@ -169,7 +167,7 @@ class Conversation {
     };
   }
 
-  private async run(turnId: string, model: string, windows: Windows): Promise<void> {
+  private async run(turnId: string, model: string, served: Served): Promise<void> {
     const key = `${turnId} ${model}`;
     const index = this.talk.turns.findIndex((one) => one.id === turnId);
     const { prompt, answers } = this.talk.turns[index]!;
@@ -193,20 +191,13 @@ class Conversation {
         apply((answer) => written(answer, piece, shown, agreed, work));
       }
     };
-    const readPlain = () => read("/v1/completions", plainRequest(model, before, prompt, settings, seed, windows.get(model)));
     try {
-      if (this.plain.has(model)) {
+      const facts = served.get(model) ?? (await readServedModels(work.stop.signal)).find((one) => one.id === model);
+      if (facts?.has_chat_template === false) {
         apply((answer) => ({ ...answer, isPlain: true }));
-        await readPlain();
+        await read("/v1/completions", plainRequest(model, before, prompt, settings, seed, facts.max_model_len));
       } else {
-        try {
-          await read("/v1/chat/completions", chatRequest(model, before, prompt, settings, seed));
-        } catch (failure) {
-          if (!(failure instanceof ApiProblem && failure.code === NO_CHAT_TEMPLATE)) throw failure;
-          this.plain.add(model);
-          apply((answer) => ({ ...answer, isPlain: true }));
-          await readPlain();
-        }
+        await read("/v1/chat/completions", chatRequest(model, before, prompt, settings, seed));
       }
       apply((answer) => ({ ...answer, state: "done", wait: "", marks: pinned(answer) }));
     } catch (failure) {
@@ -301,8 +292,8 @@ class Conversation {
   };
 }
 
-/** Context windows of models, in tokens. */
-export type Windows = ReadonlyMap<string, number>;
+/** Models that clients can call now, by their names. */
+export type Served = ReadonlyMap<string, Model>;
 
 function written(answer: Answer, piece: Piece, text: string, agreed: number, work: Work): Answer {
   const now = performance.now();

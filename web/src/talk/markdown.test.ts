@@ -89,4 +89,4 @@ test("hostile texts of 100 kB are parsed", () => {
   for (const piece of ["> ", "- ", "  - ", "#", "```\n", "1. ", "- - ", "~~~ "]) {
     expect(blocksOf(piece.repeat(50_000)).length).toBeGreaterThan(0);
   }
-});
+}, 60_000);

@@ -13,18 +13,19 @@ import typer
 from rich.console import Group
 from rich.live import Live
 
+from share_compute.quantities import listed
 from share_compute_actors.machine.ports import DEFAULT_RANGE
 from share_compute_api.cli.contributor.showing import ChangeLines, JsonLines, agent_table
 from share_compute_api.connection.join_line import INVITE_VARIABLE
 from share_compute_api.terminal.completion import complete_device
 from share_compute_api.terminal.language import heading
 from share_compute_api.terminal.options import PRIVATE_UMASK, about_option
-from share_compute_api.terminal.output import console
+from share_compute_api.terminal.output import Terminal, console
 
 if TYPE_CHECKING:
     from share_compute_api.agent.agent import AgentStatus
-    from share_compute_api.agent.identity import Identities
     from share_compute_api.agent.joining import JoinOptions
+    from share_compute_api.connection.identity import Identities
 
 Given = TypeVar("Given")
 Parsed = TypeVar("Parsed")
@@ -154,9 +155,8 @@ def join(  # noqa: PLR0917  # typer passes each by its name
         port_range=port_range,
         leave_within=leave_within,
     )
-    require_server_url(url)
-    is_known = identities.of_host(url, name) is not None
-    code = read_invite(invite, invite_file, is_known=is_known, command=f"share-compute join {url}")
+    require_server_url(url, has_tls="." in (invite or ""))
+    code = read_invite(invite, invite_file, identities, lending, command=f"share-compute join {url}")
     devices = lending.devices(code)
     try:
         if as_json:
@@ -192,7 +192,7 @@ def _lend(
 def own_identities() -> Identities:
     """Return the ids and keys with which this machine joined clusters, from this user's data folder."""
     from share_compute.settings import ClientSettings
-    from share_compute_api.agent.identity import Identities
+    from share_compute_api.connection.identity import Identities
 
     return Identities(ClientSettings().data_folder)
 
@@ -214,6 +214,12 @@ class Lending:
     insecure: bool
     port_range: str
     leave_within: float
+
+    def __post_init__(self) -> None:
+        """Raise UserError if no machine may have the name."""
+        from share_compute_api.agent.joining import check_name
+
+        _parsed("--name", check_name, self.name)
 
     def arguments(self) -> list[str]:
         """Return the arguments of `share-compute join` with these options."""
@@ -262,14 +268,19 @@ def _parsed(option: str, parse: Callable[[Given], Parsed], given: Given | None) 
         return parse(given) if given else None
 
 
-def read_invite(given: str | None, file: Path | None, *, is_known: bool, command: str) -> str | None:
+def read_invite(
+    given: str | None, file: Path | None, identities: Identities, lending: Lending, *, command: str
+) -> str | None:
     """Return the given invite, or read one from a file or a prompt; remove the invite from the environment.
+
+    A machine that has joined the server under its name needs no invite. Without ``given`` and ``file``, the result is
+    then None.
 
     Args:
         given: the invite, if it was given as an option or a variable.
         file: file to read, ``-`` for standard input. Default: prompt on a terminal.
-        is_known: whether the machine has joined before and needs no invite. Without ``given`` and ``file``, the result
-            is then None.
+        identities: names under which this machine joined servers.
+        lending: URL of the server, and name of the machine.
         command: command that needs the invite, for the hint.
 
     Raises:
@@ -277,12 +288,19 @@ def read_invite(given: str | None, file: Path | None, *, is_known: bool, command
     """
     # Ray and its processes must not inherit the invite.
     os.environ.pop(INVITE_VARIABLE, None)
+    url, name = lending.url, lending.name
+    is_known = identities.of_host(url, name) is not None
+    if not is_known and (others := identities.names(url)):
+        Terminal(stderr=True, soft_wrap=True).print(
+            f"This machine joined before as {listed(others)}; --name chooses that name again. As {name} it joins as "
+            "another machine, with an invite of its own."
+        )
     if given or (file is None and is_known):
         return given
-    return _read_invite(file, command)
+    return _read_invite(file, lending, command)
 
 
-def _read_invite(file: Path | None, command: str) -> str:
+def _read_invite(file: Path | None, lending: Lending, command: str) -> str:
     from share_compute.errors import UserError
     from share_compute_api.client.job_file import read_text
 
@@ -293,7 +311,7 @@ def _read_invite(file: Path | None, command: str) -> str:
         return str(typer.prompt(heading("Invite"), hide_input=True))
     if file is None:
         raise UserError(
-            "no invite is given, and this machine has not joined before",
+            f"no invite is given, and this machine did not join {lending.url} as {lending.name} before",
             hint="ask the operator of the server, who makes an invite with share-compute invite; then run "
             f"{INVITE_VARIABLE}=CODE {command}",
         )

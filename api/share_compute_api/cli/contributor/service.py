@@ -67,7 +67,7 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
     from share_compute_api.connection.transport import require_server_url
 
     os.umask(PRIVATE_UMASK)
-    require_server_url(url)
+    require_server_url(url, has_tls="." in (invite or ""))
     name = name or default_name()
     lending = Lending(
         url=url,
@@ -91,12 +91,13 @@ def install_service(  # noqa: PLR0917  # typer passes each by its name
         return
     systemd.systemctl("daemon-reload")  # runs first, so that its failure does not use up the invite
     identities = own_identities()
-    is_known = identities.of_host(url, name) is not None
-    code = read_invite(invite, invite_file, is_known=is_known, command=f"share-compute service install {url}")
+    command = f"share-compute service install {url}"
+    code = read_invite(invite, invite_file, identities, lending, command=command)
+    devices = lending.devices(code)
     if code is not None:
         from share_compute_api.agent.host import enroll
 
-        enroll(lending.devices(code), lambda _view: None, identities, name)
+        enroll(devices, lambda _view: None, identities, name)
     warning = systemd.install(name, unit)
     if as_json:
         print_json({"unit": systemd.unit_name(name), "warning": warning})

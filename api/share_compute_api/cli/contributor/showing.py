@@ -15,7 +15,7 @@ from share_compute_api.terminal.output import console, duration
 if TYPE_CHECKING:
     from share_compute.lifecycle.work import WorkSums
     from share_compute_api.agent.agent import AgentStatus
-    from share_compute_api.schemas.agents import ContributorWork
+    from share_compute_api.schemas.agents import ContributorWork, MachineLimits
     from share_compute_api.schemas.utilization import Utilization
 
 
@@ -55,10 +55,9 @@ class ChangeLines:
     def __call__(self, view: AgentStatus) -> None:
         """Print the state of a machine if it differs from the last one."""
         work = view.work
-        reason = f": {translated(_reason(view))}" if _reason(view) else ""
         holds = f"; holds {work.shard} of {_holder(work)}" if work and work.shard else ""
         warnings = "".join(translated(f"; warning: {warning}") for warning in view.warnings)
-        line = f"{view.name}  {_label(view.phase)}{reason}{translated(holds)}{warnings}"
+        line = f"{view.name}  {_label(view.phase)}{translated(holds)}{warnings}"
         if self._last.get(view.name) != line:
             self._last[view.name] = line
             now = datetime.now().astimezone()
@@ -67,14 +66,34 @@ class ChangeLines:
             console.print(f"{now:%Y-%m-%d %H:%M:%S}  {line}", markup=False, soft_wrap=True)
 
 
-def utilization_text(used: Utilization) -> str:
-    """Return the figures of a utilization in one line; figures without a sensor are left out."""
+def lent_text(lent: MachineLimits) -> str:
+    """Return the lent resources in one line."""
+    from share_compute.device_kinds import KINDS
+    from share_compute.quantities import bytes_text, rate_text
+
+    kind = KINDS[lent.device]
+    parts = [
+        f"{bytes_text(lent.memory_bytes)} of memory",
+        f"{lent.cpu_threads} of {lent.host_threads} CPU threads",
+        f"{lent.devices} {kind.label}{'s' if lent.devices > 1 else ''}" if kind.is_gpu else "",
+        f"sends at most {rate_text(lent.upload_bytes_per_s)}" if lent.upload_bytes_per_s else "",
+        f"receives at most {rate_text(lent.download_bytes_per_s)}" if lent.download_bytes_per_s else "",
+    ]
+    return "  ".join(translated(part) for part in parts if part)
+
+
+def utilization_rows(used: Utilization | None) -> list[tuple[str, str]]:
+    """Return the utilization by share-compute and by all programs of the machine, as labels and texts.
+
+    Figures without a sensor are left out.
+    """
     from share_compute.quantities import bytes_text, percent_text, rate_text
 
-    parts = (
-        ("CPU", used.cpu_fraction, percent_text),
-        ("of the host", used.host_cpu_fraction, percent_text),
-        ("memory", used.memory_bytes, bytes_text),
+    if used is None:
+        return []
+    own = (("CPU", used.cpu_fraction, percent_text), ("memory", used.memory_bytes, bytes_text))
+    whole = (
+        ("CPU", used.host_cpu_fraction, percent_text),
         ("GPU", used.gpu_fraction, percent_text),
         ("GPU memory", used.gpu_memory_bytes, bytes_text),
         ("temperature", used.cpu_celsius, _celsius),
@@ -82,7 +101,12 @@ def utilization_text(used: Utilization) -> str:
         ("sends", used.sent_bytes_per_s, rate_text),
         ("receives", used.received_bytes_per_s, rate_text),
     )
-    return "  ".join(f"{_label(name)} {text(value)}" for name, value, text in parts if value is not None)
+    rows = (("share-compute", own), ("all programs", whole))
+    texts = [
+        (label, [f"{_label(name)} {text(value)}" for name, value, text in parts if value is not None])
+        for label, parts in rows
+    ]
+    return [(label, "  ".join(figures)) for label, figures in texts if figures]
 
 
 def contribution_text(work: WorkSums) -> str:
@@ -91,8 +115,8 @@ def contribution_text(work: WorkSums) -> str:
     if work.steps == 0:
         return translated(time if work.seconds else "nothing yet")
     if work.steps == 1:
-        return translated(f"1 step, {work.tokens:,} tokens or samples, in {time}")
-    return translated(f"{work.steps:,} steps, {work.tokens:,} tokens or samples, in {time}")
+        return translated(f"1 step, {work.samples:,} samples, in {time}")
+    return translated(f"{work.steps:,} steps, {work.samples:,} samples, in {time}")
 
 
 def _contributed(view: AgentStatus) -> list[tuple[str, str]]:
@@ -108,11 +132,6 @@ def _contributed(view: AgentStatus) -> list[tuple[str, str]]:
 
 def _celsius(degrees: float) -> str:
     return f"{degrees:.0f} °C"
-
-
-def _reason(view: AgentStatus) -> str:
-    """Return the reason of a machine's state; empty while the machine works, when it only says how it became ready."""
-    return "" if view.work is None or view.phase == "working" else view.work.reason
 
 
 def _holder(work: ContributorWork) -> str:
@@ -136,8 +155,8 @@ def _measured(work: ContributorWork | None) -> str:
 
 def _about_keys(phase: str) -> str:
     """Return text about the effect of Ctrl-C in a phase of the agent."""
-    if phase.startswith("leaving"):
-        return "Ctrl-C again ends at once"
+    if phase.startswith("draining"):
+        return "Ctrl-C ends at once"
     return "" if _has_left(phase) else "Ctrl-C leaves"
 
 
@@ -153,12 +172,12 @@ def _has_left(phase: str) -> bool:
 def agent_table(view: AgentStatus) -> Table:
     """Return the table that shows the state of an agent to the machine's owner."""
     minutes, seconds = divmod(int((datetime.now(UTC) - view.since).total_seconds()), 60)
-    reason = f"[dim]{escape(translated(_reason(view)))}[/]"
     table = Table.grid(padding=(0, 2))
     for label, value in (
         ("machine", f"[bold]{escape(view.name)}[/] {escape(view.contributor_id or '')}"),
         ("server", escape(view.url)),
-        ("state", f"{escape(_label(view.phase))} {reason}"),
+        ("state", escape(_label(view.phase))),
+        *([] if view.lent is None else [("lends", lent_text(view.lent))]),
         # After the machine has left, the table is a summary.
         *([] if _has_left(view.phase) else _present_work(view)),
         *_contributed(view),
@@ -176,7 +195,7 @@ def _present_work(view: AgentStatus) -> list[tuple[str, str]]:
     speed = f"{work.tokens_per_s:,.0f} tokens/s" if work and work.tokens_per_s else "-"
     return [
         ("holds", escape(f"{work.shard} of {_holder(work)}") if work and work.shard else "-"),
-        ("total speed", speed),
+        ("job's speed", speed),
         ("this machine", _measured(work)),
-        ("in use", utilization_text(view.utilization) if view.utilization else "-"),
+        *utilization_rows(view.utilization),
     ]

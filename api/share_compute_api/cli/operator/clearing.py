@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from share_compute_api.terminal.language import translated
 from share_compute_api.terminal.machines import machine_called
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import console, print_json, state_text
@@ -24,5 +25,8 @@ def clear(
         cleared = client.clear_contributor(found.id)
     if as_json:
         print_json(cleared)
+        return
+    if found.quarantined_for is None and not found.offences:
+        console.print(translated(f"{escape(cleared.name)} is not in quarantine: there was nothing to clear"))
         return
     console.print(f"{escape(cleared.name)}: {state_text(cleared.state)}  {escape(cleared.reason)}")

@@ -15,7 +15,9 @@ from rich.markup import escape
 from share_compute.labels import label_texts
 from share_compute.lifecycle.states import ContributorState
 from share_compute.quantities import bytes_text, percent_text, rate_text, seconds_text
+from share_compute.settings import PREFIX, variable_of
 from share_compute.topology import HEAD
+from share_compute_api.terminal.language import heading, translated
 from share_compute_api.terminal.machines import served_names, work_of
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from share_compute.store import ContributorRecord
     from share_compute.topology import Link
     from share_compute_api.schemas.utilization import UtilizationSample
-
-_PREFIX = "SHARE_COMPUTE_"
 
 
 def contributors(
@@ -135,9 +135,10 @@ def config(
 ) -> None:
     """List the settings with their values, and whether a value is a default or from the environment."""
     from share_compute.errors import NotFound
+    from share_compute.files.strict import suggestion
     from share_compute.settings import ClientSettings, Settings
 
-    wanted = (setting or "").lower().removeprefix(_PREFIX.lower())
+    wanted = (setting or "").lower().removeprefix(PREFIX.lower())
     found: dict[str, dict[str, Any]] = {}
     for settings in (Settings(), ClientSettings()):
         for name, field in type(settings).model_fields.items():
@@ -148,29 +149,32 @@ def config(
                         "name": name,
                         "value": _shown(settings, name),
                         "origin": _origin(settings, name),
-                        "variable": _variable(name),
+                        "variable": variable_of(name),
                         "description": field.description or "",
                     },
                 )
     if not found:
-        raise NotFound(f"no setting is called {setting}", hint="share-compute config lists them")
+        names = [*Settings.model_fields, *ClientSettings.model_fields]
+        raise NotFound(
+            f"no setting is called {setting}{suggestion(wanted, names)}",
+            hint="share-compute config lists them",
+        )
     if as_json:
         print_items(found.values())
         return
     rows = (
         (
-            name,
-            None if one["value"] is None else escape(str(one["value"])),
-            one["origin"],
+            one["variable"],
+            None if one["value"] in (None, "", []) else escape(_plain(one["value"])),
+            heading("yes") if one["origin"] != "default" else None,
             *([escape(one["description"].replace("``", ""))] if setting else []),
         )
-        for name, one in found.items()
+        for one in found.values()
     )
-    print_table(("setting", "value", "origin", *(["meaning"] if setting else [])), rows, empty="")
-    example = next(iter(found))
-    console.print(f"[dim]Each has a variable, such as {_variable(example)}.[/dim]")
+    print_table(("variable", "value", "set", *(["meaning"] if setting else [])), rows, empty="")
     if not setting:
-        console.print(f"[dim]The meaning of one: share-compute config {example}[/dim]")
+        console.print(f"[dim]The meaning of one: share-compute config {next(iter(found))}[/dim]")
+        console.print(f"[dim]{translated('Options of a running `share-compute up` are not included.')}[/dim]")
 
 
 def schema(
@@ -196,14 +200,14 @@ def print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _variable(name: str) -> str:
-    return f"{_PREFIX}{name.upper()}"
-
-
 def _origin(settings: BaseSettings, name: str) -> str:
     if name not in settings.model_fields_set:
         return "default"
-    return "environment" if any(key.upper() == _variable(name) for key in os.environ) else "given"
+    return "environment" if any(key.upper() == variable_of(name) for key in os.environ) else "given"
+
+
+def _plain(value: Any) -> str:
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 def _shown(settings: BaseSettings, name: str) -> Any:

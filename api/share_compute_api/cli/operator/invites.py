@@ -103,7 +103,7 @@ def list_invites(as_json: Json = False) -> None:
             escape(one.label or ""),
             part_text(len(one.used_by), one.uses),
             since(one.created_at),
-            since(one.expires_at),
+            since(one.expires_at) if one.state == "open" else "",
             escape(listed(one.machines)),
         )
         for one in found

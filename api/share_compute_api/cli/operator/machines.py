@@ -25,7 +25,10 @@ _COST = (
 def remove(
     machine: Annotated[str, typer.Argument(metavar="MACHINE", help="Name or id of the machine.")],
     keep_token: Annotated[
-        bool, typer.Option("--keep-token", help="Do not change the cluster's token; for a trusted owner.")
+        bool,
+        typer.Option(
+            "--keep-token", help="Keep the cluster's token and the machine's invite; for a trusted owner."
+        ),
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -33,7 +36,7 @@ def remove(
     """Remove a machine: it hands over its work and leaves, and a new cluster token ends its access.
 
     The other devices of its host that joined with the same invite are removed too, because the owner has all their
-    keys. A removed machine needs a new invite to rejoin.
+    keys. The invite by which it joined is revoked, so a removed machine needs a new one to rejoin.
     """
     from share_compute_api.client.client import Client
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,7 @@ from rich.markup import escape
 from share_compute.settings import Settings
 from share_compute_api.connection.join_line import INSTALL_COMMAND, is_for_this_machine_alone
 from share_compute_api.terminal.options import PRIVATE_UMASK
-from share_compute_api.terminal.output import Terminal
+from share_compute_api.terminal.output import Terminal, print_warning
 
 if TYPE_CHECKING:
     from share_compute_api.app.server import Running
@@ -24,13 +23,25 @@ if TYPE_CHECKING:
 def up(  # noqa: PLR0917  # typer passes each by its name
     host: Annotated[
         str | None,
-        typer.Option(help="Address to listen on; 0.0.0.0, together with --tls, lets other machines join."),
+        typer.Option(
+            help="Address to listen on; 0.0.0.0, together with --tls, lets other machines join. Default: 127.0.0.1."
+        ),
     ] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one.")] = None,
-    data_folder: Annotated[Path | None, typer.Option(help="Where the server keeps its state.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Port; 0 picks a free one. Default: 8700.")
+    ] = None,
+    data_folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the server keeps its state. Default: share-compute in the user's data folder, which is "
+            "~/.local/share on Linux."
+        ),
+    ] = None,
     database_url: Annotated[
         str | None,
-        typer.Option(help="URL of a PostgreSQL database, in the form of SQLAlchemy; default: SQLite."),
+        typer.Option(
+            help="URL of a PostgreSQL database, in the form of SQLAlchemy. Default: SQLite in the data folder."
+        ),
     ] = None,
     data_root: Annotated[
         list[Path] | None,
@@ -42,7 +53,8 @@ def up(  # noqa: PLR0917  # typer passes each by its name
     tls: Annotated[
         str | None,
         typer.Option(
-            metavar="self-signed", help="HTTPS with a certificate that the server makes for itself."
+            metavar="self-signed",
+            help="HTTPS with a certificate that the server makes for itself. Default: plain HTTP.",
         ),
     ] = None,
     tls_cert: Annotated[
@@ -57,13 +69,16 @@ def up(  # noqa: PLR0917  # typer passes each by its name
     ] = False,
     advertise_address: Annotated[
         str | None,
-        typer.Option(help="IP address at which other machines reach this one, if it has several."),
+        typer.Option(
+            help="IP address at which other machines reach this one, if it has several. Default: that of the default "
+            "route."
+        ),
     ] = None,
     port_range: Annotated[
         str | None,
         typer.Option(
             metavar="FIRST-LAST",
-            help="TCP ports that the Ray head uses, to open in a firewall beside --port; default: 24000-25999.",
+            help="TCP ports that the Ray head uses, to open in a firewall beside --port. Default: 24000-25999.",
         ),
     ] = None,
     contribute: Annotated[bool, typer.Option("--contribute", help="Lend this machine too.")] = False,
@@ -102,8 +117,7 @@ def up(  # noqa: PLR0917  # typer passes each by its name
         def announce(running: Running) -> None:
             status.stop()
             for warning in running.warnings:
-                # Programs read standard output, so warnings go to standard error.
-                print(f"warning: {warning}", file=sys.stderr, flush=True)
+                print_warning(warning)
             if as_json:
                 print(json.dumps(_facts(running)), flush=True)
             else:

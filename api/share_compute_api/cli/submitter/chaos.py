@@ -127,7 +127,7 @@ class _Storm:
         while (job := self._client.job(self._job_id)).state is not JobState.running or not job.step:
             if job.state.is_final:
                 raise Conflict(
-                    f"the job is {job.state.value} already",
+                    f"the job has ended ({job.state.value})",
                     hint="submit a longer job, and start the storm at once",
                     job=self._job_id,
                 )
@@ -185,9 +185,9 @@ class _Storm:
 
     def _inject(self, victim: str, gust: Gust) -> datetime:
         if gust.kind == "leave":
-            sent_away_at = self._client.remove_contributor(victim, keep_token=True).sent_away_at
-            assert sent_away_at is not None
-            return sent_away_at
+            removed_at = self._client.remove_contributor(victim, keep_token=True).removed_at
+            assert removed_at is not None
+            return removed_at
         lasts_s = gust.duration_s or 0.0
         return self._client.make_failure(self._job_id, gust.kind, victim, duration_s=lasts_s).at
 

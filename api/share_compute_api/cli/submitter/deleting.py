@@ -7,11 +7,17 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from share_compute.errors import UserError
+from share_compute.errors import Conflict
 from share_compute.quantities import bytes_text
 from share_compute_api.terminal.completion import complete_job
 from share_compute_api.terminal.options import Json, Yes, confirm
 from share_compute_api.terminal.output import console, print_items, print_table
+
+_KEEPS_ALL = (
+    "No retention time is set, so all data is kept. Start the server with a number of days in "
+    "SHARE_COMPUTE_KEEP_JOBS_DAYS, SHARE_COMPUTE_KEEP_ARTIFACTS_DAYS, SHARE_COMPUTE_KEEP_CHECKPOINTS_DAYS, "
+    "SHARE_COMPUTE_KEEP_METRICS_DAYS or SHARE_COMPUTE_KEEP_EVENTS_DAYS; `share-compute config keep` explains them."
+)
 
 
 def delete(
@@ -33,7 +39,7 @@ def delete(
         found = [client.job(job) for job in jobs]
         for job in found:
             if not job.state.is_final and not cancel:
-                raise UserError(
+                raise Conflict(
                     f"job {job.id} is {job.state}; nothing was deleted",
                     hint="wait for it, or delete it with --cancel",
                     job=job.id,
@@ -64,13 +70,14 @@ def prune(
             confirm(f"Delete {len(report.pruned)} things, {bytes_text(report.size_bytes)} of files?", yes=yes)
             report = client.prune(dry_run=False)
     if as_json:
-        print_items(report.pruned, dry_run=report.dry_run, size_bytes=report.size_bytes)
+        print_items(report.pruned, dry_run=report.dry_run, size_bytes=report.size_bytes, keep=report.keep)
         return
     rows = (
         (one.kind, one.job_id, escape(one.name or ""), one.rows or None, bytes_text(one.size_bytes))
         for one in report.pruned
     )
-    empty = "No data is past its retention time. `share-compute config` shows the settings keep_..._days."
+    times = ", ".join(f"{name}={days:g}" for name, days in report.keep.items())
+    empty = f"No data is past its retention time: {times}." if times else _KEEPS_ALL
     print_table(("what", "job", "name", "rows", "files"), rows, empty=empty)
     if report.pruned:
         size = bytes_text(report.size_bytes)

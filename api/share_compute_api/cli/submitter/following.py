@@ -9,8 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from share_compute.lifecycle.states import JobState
 from share_compute.store.records import EventRecord, JobRecord
 from share_compute_api.client.client import Client
-from share_compute_api.terminal.describe import event_line, rows_speed, step_speed
-from share_compute_api.terminal.output import console, print_json
+from share_compute_api.terminal.describe import event_line, next_steps, rows_speed, step_speed
+from share_compute_api.terminal.output import console, print_fact, print_json
 
 _EXIT_CODES = {JobState.succeeded: 0, JobState.failed: 10, JobState.cancelled: 11}
 _INTERRUPTED = 130
@@ -33,7 +33,7 @@ def follow(client: Client, job: JobRecord, *, after: int = 0, as_json: bool = Fa
         raise typer.Exit(_INTERRUPTED) from None
     job = client.job(job.id)
     if not as_json:
-        show_end(client, job)
+        show_end(job)
     raise typer.Exit(_EXIT_CODES[job.state])
 
 
@@ -68,13 +68,9 @@ def _advance(progress: Progress, task: TaskID, event: EventRecord) -> None:
     progress.update(task, completed=data["step"], figures=figures)
 
 
-def show_end(client: Client, job: JobRecord) -> None:
-    """Print how to fetch the results of a job that succeeded, or why it failed."""
-    if job.state is JobState.succeeded:
-        for artifact in client.artifacts(job.id):
-            command = f"share-compute artifacts get {job.id} {artifact.name}"
-            console.print(f"Fetch the result: {escape(command)}")
-    elif job.state is JobState.failed:
+def show_end(job: JobRecord) -> None:
+    """Print why a job failed, and what the user can do next."""
+    if job.state is JobState.failed:
         console.print(f"[red]failed:[/red] {escape(job.reason)}")
-        hint = (job.error or {}).get("hint") or f"share-compute resume {job.id}"
-        console.print(f"        {hint}", style="dim", markup=False)
+    if (steps := next_steps(job)) is not None:
+        print_fact("next", steps)

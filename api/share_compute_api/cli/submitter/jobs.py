@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections import deque
+from collections.abc import Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from share_compute.lifecycle.states import JobState
 from share_compute.quantities import bytes_text
 from share_compute_api.cli.submitter.serve import report_deployment
 from share_compute_api.terminal.fetching import once_fetched
+from share_compute_api.terminal.language import translated
 from share_compute_api.terminal.options import Job, Json, duration_s
 from share_compute_api.terminal.output import (
     console,
@@ -36,9 +38,11 @@ from share_compute_api.terminal.output import (
 )
 
 if TYPE_CHECKING:
-    from share_compute.store.records import JobRecord
+    from share_compute.store.records import EventRecord, JobRecord
     from share_compute_api.client.client import Client
 
+_PAGE = 5000
+"""Number of events in a request."""
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the job is over.")]
 
 
@@ -57,10 +61,10 @@ def submit(
     """
     from share_compute.specification import ServeJob
     from share_compute_api.client.client import Client
-    from share_compute_api.client.job_file import read_submission
+    from share_compute_api.client.job_file import in_file, read_submission
 
     spec = read_submission(file)
-    with Client() as client:
+    with Client() as client, in_file(file, only_fields=True):
         if isinstance(spec, ServeJob):
             report_deployment(
                 once_fetched(lambda: client.deploy(spec), as_json=as_json), client.url, as_json=as_json
@@ -142,9 +146,11 @@ def show(
     from share_compute_api.terminal.describe import (
         done_fact,
         link_text,
+        next_steps,
         placement,
         plan_lines,
         protection_text,
+        results_text,
         step_times,
     )
     from share_compute_api.terminal.rounds import print_rounds
@@ -157,9 +163,10 @@ def show(
         view = client.trials(job) if record.kind == "sweep" else None
         policy = record.spec.training.rounds if isinstance(record.spec, TrainJob) else None
         rounds = None if policy is None else client.rounds(job)
+        results = client.compare([job]).jobs[0].results if record.counts_steps else {}
     if as_json:
         more = {"trials": view} if view is not None else dict(rounds) if rounds is not None else {}
-        print_json({**dict(record), **more})
+        print_json({**dict(record), "results": results, **more})
         return
     plan = placement(record.plan) if record.plan else None
     remaining_s = left_s(record) if record.state == JobState.running and record.counts_steps else None
@@ -171,6 +178,8 @@ def show(
         "attempt": record.attempt,
         **done_fact(record),
         "loss": number(record.loss),
+        "validation": results_text(results, "validation"),
+        "test": results_text(results, "test"),
         "speed": speed(record.tokens_per_s, of_tokens=record.counts_tokens),
         "left": None if remaining_s is None else f"about {duration(remaining_s)}",
         "tags": escape(", ".join(record.tags)) or None,
@@ -202,6 +211,9 @@ def show(
         print_trials(record, view)
     if policy is not None and rounds is not None:
         print_rounds(rounds, merges_apart=policy.merges_apart)
+    if (steps := next_steps(record)) is not None:
+        console.print()
+        print_fact("next", steps)
 
 
 def logs(
@@ -215,27 +227,20 @@ def logs(
 ) -> None:
     """Print the events of a job; with -f, follow its newest attempt until the job is finished.
 
-    With --tail or --since, -f begins with the events that these options name.
+    With --tail or --since, -f first prints the events that these options name.
     """
     from share_compute_api.client.client import Client
-    from share_compute_api.terminal.describe import event_line
 
     with Client() as client:
         record = client.job(job)
-        after = 0
+        after, until = 0, None
         if tail is not None or since is not None:
-            after = _first_wanted(client, job, tail, None if since is None else duration_s(since, "--since"))
-        elif follow:
-            after = _beginning(client, record)
+            since_s = None if since is None else duration_s(since, "--since")
+            after, until = _wanted(client, job, tail, since_s)
+        if until is not None or not follow:
+            _print_events(client, job, after, until, as_json=as_json)
         if follow:
-            _follow(client, record, after=after, as_json=as_json)
-        while events := (page := client.events(job, after=after)).events:
-            after = page.next_after
-            for event in events:
-                if as_json:
-                    print_json(event, compact=True)
-                else:
-                    console.print(event_line(event), soft_wrap=True)
+            _follow(client, record, after=until, as_json=as_json)
 
 
 def cancel(job: Job, as_json: Json = False) -> None:
@@ -254,8 +259,9 @@ def cancel(job: Job, as_json: Json = False) -> None:
         if record.spec.kind == "sweep":
             kept = "; its trials keep their checkpoints"
         elif record.counts_steps:
-            step = record.checkpoint_step
-            kept = f"; its checkpoint of step {step} is kept" if step else ""
+            kept = "; so far it has no checkpoint to resume from"
+            if record.checkpoint_step is not None:
+                kept = f"; its last checkpoint, so far of step {record.checkpoint_step}, is kept"
         console.print(f"{record.id} stops now{kept}")
 
 
@@ -363,17 +369,39 @@ def _follow(client: Client, job: JobRecord, *, after: int | None = None, as_json
     follow(client, job, after=_beginning(client, job) if after is None else after, as_json=as_json)
 
 
-def _first_wanted(client: Client, job: str, tail: int | None, since_s: float | None) -> int:
-    """Return the number of the event before the first one that ``--tail`` and ``--since`` select."""
+def _wanted(client: Client, job: str, tail: int | None, since_s: float | None) -> tuple[int, int]:
+    """Return the numbers of the events before the first and at the last one that ``--tail`` and ``--since`` select."""
     begin = None if since_s is None else client.health().time - timedelta(seconds=since_s)
-    after, last = 0, deque[int](maxlen=(tail or 0) + 1)
-    while events := (page := client.events(job, after=after, limit=5000)).events:
-        wanted = [event.seq for event in events if begin is None or event.at >= begin]
-        last.extend(wanted if tail is not None else wanted[:1] if not last else ())
-        after = page.next_after
+    newest, last = 0, deque[int](maxlen=(tail or 0) + 1)
+    for event in _events(client, job, newest):
+        newest = event.seq
+        if (begin is None or event.at >= begin) and (tail is not None or not last):
+            last.append(event.seq)
     if not last:
-        return after
-    return last[0] - 1 if tail is None or len(last) <= tail else last[0]
+        return newest, newest
+    return last[0] - 1 if tail is None or len(last) <= tail else last[0], newest
+
+
+def _print_events(client: Client, job: str, after: int, until: int | None, *, as_json: bool) -> None:
+    """Print the events after one number up to another one; None: those that there are by now."""
+    from share_compute_api.terminal.describe import event_line
+
+    for event in _events(client, job, after):
+        if until is not None and event.seq > until:
+            return
+        if as_json:
+            print_json(event, compact=True)
+        else:
+            console.print(event_line(event), soft_wrap=True)
+
+
+def _events(client: Client, job: str, after: int) -> Iterator[EventRecord]:
+    """Yield the events of a job after a number, up to the first page that is not full."""
+    while events := (page := client.events(job, after=after, limit=_PAGE)).events:
+        yield from events
+        if len(events) < _PAGE:  # a running job may report faster than lines are printed
+            return
+        after = page.next_after
 
 
 def _beginning(client: Client, job: JobRecord) -> int:
@@ -381,7 +409,7 @@ def _beginning(client: Client, job: JobRecord) -> int:
     if job.attempt == 1:
         return 0
     after = 0
-    while events := (page := client.events(job.id, after=after, limit=5000)).events:
+    while events := (page := client.events(job.id, after=after, limit=_PAGE)).events:
         earlier = [event for event in events if (event.attempt or 0) < job.attempt]
         after = earlier[-1].seq if earlier else after
         if len(earlier) < len(events):
@@ -394,4 +422,4 @@ def _report(job: JobRecord, *, as_json: bool, compact: bool = False) -> None:
     if as_json:
         print_json(job, compact=compact)
     else:
-        console.print(f"{job.id}  {state_text(job.state)}  {escape(job.reason)}")
+        console.print(f"{job.id}  {state_text(job.state)}  {escape(translated(job.reason))}")

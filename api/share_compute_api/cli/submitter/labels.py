@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,9 @@ def tag(
 
     if group is not None and no_group:
         raise UserError("give --group or --no-group, not both", hint="choose one")
+    _require_labels("--add", add or (), "give a tag, such as --add baseline")
+    if group is not None:
+        _require_labels("--group", [group], "give a name, or take the job out of its group: --no-group")
     changes: dict[str, Any] = {}
     with Client() as client:
         if add or remove:
@@ -46,6 +50,23 @@ def tag(
     )
     if record.note:
         console.print(f"note: {escape(record.note)}")
+
+
+def _require_labels(option: str, values: Sequence[str], hint: str) -> None:
+    """Raise UserError if the value of an option is not allowed as a tag, or as the name of a group."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from share_compute.files.field_errors import field_errors
+    from share_compute.specification.base import Group, Tag
+
+    known: TypeAdapter[str] = TypeAdapter(Group if option == "--group" else Tag)
+    for value in values:
+        try:
+            known.validate_python(value)
+        except ValidationError as failure:
+            raise UserError(
+                f"{option} {value!r}: {field_errors(failure)[0]['problem']}", hint=hint
+            ) from failure
 
 
 def compare(

@@ -231,10 +231,9 @@ def _plan_sparse(
             ready = client.contributors(state=[ContributorState.ready])
             there = [record.machine() for record in ready]
     else:
-        from share_compute.files.topology_file import read_topology
-        from share_compute_api.client.job_file import read_text
+        from share_compute_api.client.job_file import read_topology_file
 
-        there = list(read_topology(read_text(topology_file)).contributors)
+        there = list(read_topology_file(topology_file).contributors)
     if not there:
         raise PlanInfeasible("no machine is ready", hint="let one join: share-compute invite")
     there = list(selected(job.parallelism, Topology(tuple(there)))[0].contributors)
@@ -282,10 +281,9 @@ def _report(
 
         with Client() as client, _busy("the server plans"):
             return client.plan(spec, strategy=strategy, compare=compare, serving=serving)
-    from share_compute.files.topology_file import read_topology
-    from share_compute_api.client.job_file import read_text
+    from share_compute_api.client.job_file import read_topology_file
 
-    topology = read_topology(read_text(topology_file))
+    topology = read_topology_file(topology_file)
     _require_machines(topology, topology_file)
     with _busy("planning"):
         from share_compute_api.workers.planning import plan_on_paper

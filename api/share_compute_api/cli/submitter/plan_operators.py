@@ -55,10 +55,9 @@ def _topology(file: Path | None) -> Topology:
 
         with Client() as client:
             return client.topology().topology()
-    from share_compute.files.topology_file import read_topology
-    from share_compute_api.client.job_file import read_text
+    from share_compute_api.client.job_file import read_topology_file
 
-    return read_topology(read_text(file))
+    return read_topology_file(file)
 
 
 def _strategies(fixed: Sequence[str]) -> dict[str, str]:

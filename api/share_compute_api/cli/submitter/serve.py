@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from share_compute.choices import Compiling, Objective, ServedPrecision
+from share_compute.errors import UserError
 from share_compute_api.terminal.completion import complete_deployment
 from share_compute_api.terminal.fetching import once_fetched
+from share_compute_api.terminal.language import translated
 from share_compute_api.terminal.options import Json
 from share_compute_api.terminal.output import (
     console,
@@ -25,6 +27,7 @@ from share_compute_api.terminal.output import (
     since,
     state_text,
 )
+from share_compute_api.terminal.usage import help_hint, renamed
 
 if TYPE_CHECKING:
     from share_compute.store.records import DeploymentRecord
@@ -35,7 +38,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
 _HUB = "hub:"
 _UPLOAD = "upload:"
 _PLAIN_TOKENS = 256
-_HELP = "[dim]Ctrl-C stops an answer, Ctrl-D leaves, /reset starts a new conversation.[/dim]"
+_HELP = "[dim]Ctrl-C stops an answer, Ctrl-D leaves, /reset starts over, /help prints this.[/dim]"
 
 
 Name = Annotated[
@@ -113,8 +116,24 @@ def serve(
             "objective": objective,
             "parallelism": {"stages": stages, "tensor": tensor},
         }
-        made = once_fetched(lambda: client.deploy(wanted), as_json=as_json)
+        try:
+            made = once_fetched(lambda: client.deploy(wanted), as_json=as_json)
+        except UserError as refused:
+            raise _about_options(refused) from None
         report_deployment(made, client.url, as_json=as_json)
+
+
+def _about_options(refused: UserError) -> UserError:
+    """Return an error about the fields of a deployment with the names of this command's options."""
+    fields = [one["field"] for one in refused.details.get("fields", ())]
+    if all(field.startswith("model") for field in fields):
+        return refused
+    return renamed(refused, _option, help_hint("share-compute serve"))
+
+
+def _option(field: str) -> str:
+    name = field.removeprefix("parallelism.").partition(".")[0]
+    return field if name in {"", "model"} else f"--{name.replace('_', '-')}"
 
 
 def _replicas(text: str, reserve: bool | None) -> str | dict[str, int | bool]:
@@ -156,7 +175,7 @@ def report_deployment(record: DeploymentRecord, url: str, *, as_json: bool) -> N
     if as_json:
         print_json(record)
         return
-    console.print(f"{record.id}  {state_text(record.state)}  {escape(record.reason)}")
+    console.print(f"{record.id}  {state_text(record.state)}  {escape(translated(record.reason))}")
     console.print(
         f"[dim]OpenAI clients: base_url {escape(url)}/v1, model {escape(record.name)}; "
         f"here: share-compute chat {escape(record.name)}[/dim]",
@@ -245,7 +264,7 @@ def undeploy(
     if as_json:
         print_json(record)
     else:
-        console.print(f"{record.id}  {state_text(record.state)}  {escape(record.reason)}")
+        console.print(f"{record.id}  {state_text(record.state)}  {escape(translated(record.reason))}")
 
 
 def chat(
@@ -269,7 +288,7 @@ def chat(
     options = {key: value for key, value in given.items() if value is not None}
     first = [] if system is None else [{"role": "system", "content": system}]
     with Client() as client:
-        model = client.require_model(name)
+        model = _served(client, name)
         if sys.stdin.isatty():
             console.print(_HELP)
         if model["has_chat_template"]:
@@ -281,6 +300,28 @@ def chat(
         _converse(lambda said: client.complete(name, _plain(said), **limited), first)
 
 
+def _served(client: Client, name: str) -> dict[str, Any]:
+    """Return a model's entry in ``/v1/models``; the error for an unknown model names a job that made one of this name.
+
+    Raises:
+        NotFound: no such model is served.
+        Unavailable: the model does not answer yet.
+    """
+    from share_compute.errors import NotAuthorized, NotFound
+    from share_compute.lifecycle.states import JobState
+
+    try:
+        return client.require_model(name)
+    except NotFound as failure:
+        hint = failure.hint
+        with suppress(NotAuthorized):  # keys for chats may not read jobs
+            for job in client.jobs(kind="train", state=[JobState.succeeded], name=name).jobs:
+                if job.name == name and job.training.makes_served_model:
+                    hint = f"{hint}; to serve the job of this name: share-compute serve {job.id}"
+                    break
+        raise NotFound(failure.message, hint=hint) from failure
+
+
 def _plain(said: list[dict[str, str]]) -> str:
     return "\n".join(one["content"] for one in said)
 
@@ -290,6 +331,9 @@ def _converse(ask: Callable[[list[dict[str, str]]], Iterator[str]], first: list[
 
     said = list(first)
     for line in _lines():
+        if line == "/help":
+            console.print(_HELP)
+            continue
         if line == "/reset":
             said = list(first)
             console.print("[dim]forgotten[/dim]")

@@ -66,11 +66,10 @@ def simulate(
     simulated with the state machine that decides on the merges of real jobs.
     """
     from share_compute.errors import UserError
-    from share_compute.files.topology_file import read_topology
     from share_compute.simulation.churn import Churn
     from share_compute.simulation.fleets import make_fleet
     from share_compute.simulation.run import Scenario
-    from share_compute_api.client.job_file import read_job, read_text
+    from share_compute_api.client.job_file import read_job, read_topology_file
 
     if topology is not None and fleet is not None:
         raise UserError("--fleet and --topology exclude each other", hint="give one of them")
@@ -85,7 +84,7 @@ def simulate(
     spec = read_job(file).without_pinned_plan()  # the machines are others
     name = str(topology) if topology else (fleet or FleetName.mixed).value
     there = (
-        read_topology(read_text(topology))
+        read_topology_file(topology)
         if topology
         else make_fleet(fleet or FleetName.mixed, machines or _MACHINES, seed)
     )

@@ -30,6 +30,7 @@ from share_compute.specification import ModelSpec
 from share_compute.specification.placement.selection import SelectionSpec
 from share_compute.store import ContributorRecord, DeploymentRecord, Store
 from share_compute.topology import Topology
+from share_compute_api.control import ARRIVING
 from share_compute_api.control.deployments.replica_set import ManagedReplica, ReplicaSet
 from share_compute_api.control.deployments.replicas import nodes
 from share_compute_api.control.machines.live_topology import live_topology
@@ -128,6 +129,8 @@ class Serving:
         self._recorded: tuple[DeploymentState, str, list[Plan]] | None = None
         self._started_s = -math.inf
         """Last start of a replica's server, in seconds on the event loop's clock."""
+        self._is_in_trouble = False
+        """Whether the last poll failed."""
         self.is_scaled = False
         """Whether the number of replicas was set to the wanted number at least once, so that `numbers` is complete."""
         self.is_ending = False
@@ -164,7 +167,7 @@ class Serving:
         return ReplicaCounts(
             ready=sum(managed.slot.is_ready for managed in staying),
             wanted=self._autoscaler.wanted,
-            leaving=sum(not managed.stays and not managed.is_standby for managed in self._replicas),
+            draining=sum(not managed.stays and not managed.is_standby for managed in self._replicas),
             standby=sum(managed.is_standby for managed in self._replicas),
             waiting=self._engine.demand.waiting if self._engine is not None else 0,
             reason=self._scaled,
@@ -257,7 +260,12 @@ class Serving:
             await self._scale()
             await self._give_machines()
         except (ContributorLost, Unavailable, VerificationFailed) as failure:
-            _log.warning("deployment %s: %s", self._spec.name, failure.message)
+            # The next polls may fail in the same way, each with other ids in the message.
+            if not self._is_in_trouble:
+                _log.warning("deployment %s: %s", self._spec.name, failure.message)
+            self._is_in_trouble = True
+        else:
+            self._is_in_trouble = False
         await self._record_state()
 
     async def _see(self, managed: ManagedReplica) -> None:
@@ -341,7 +349,7 @@ class Serving:
             self._unrecorded = None
         for managed in self._replicas.fit(self._autoscaler.wanted, now_s, engine.ongoing):
             if managed.replica is not None:
-                engine.retire(managed.replica, is_leaving=not managed.stays)
+                engine.retire(managed.replica, is_draining=not managed.stays)
         for managed in self._replicas.done(now_s, engine.ongoing):
             if limits.reserve and await self._keep_on_standby(managed):
                 continue
@@ -368,10 +376,8 @@ class Serving:
 
     async def _give_machines(self) -> None:
         now_s = asyncio.get_running_loop().time()
-        present = {
-            machine.id: machine
-            for machine in await asyncio.to_thread(self._store.contributors.list, _PRESENT)
-        }
+        found = await asyncio.to_thread(self._store.contributors.list, (*_PRESENT, *ARRIVING))
+        present = {machine.id: machine for machine in found if machine.state in _PRESENT}
         selection = self._spec.parallelism
         unwanted = {machine.id for machine in present.values() if not selection.allows(machine)}
         for managed in self._replicas:
@@ -386,7 +392,7 @@ class Serving:
         }
         free = [machine for one, machine in present.items() if _is_free(machine) and one not in unwanted]
         staying = self._replicas.staying
-        self._waits = "" if idle or free else why_none(present.values(), selection)
+        self._waits = "" if idle or free else why_none(found, selection)
         usable = [machine for one, machine in idle.items() if one not in leaving]
         wanting = next((managed for managed in staying if managed.slot.wants([*usable, *free])), None)
         if wanting is not None and free:
@@ -463,18 +469,18 @@ class Serving:
         self._recorded = state, reason, plans
 
 
-def why_none(present: Iterable[ContributorRecord], selection: SelectionSpec) -> str:
+def why_none(machines: Iterable[ContributorRecord], selection: SelectionSpec) -> str:
     """Return the reason why no machine is free.
 
     Args:
-        present: the machines that are ready or draining.
+        machines: those that are joining, being measured, ready or draining.
         selection: the machines that the deployment may use.
     """
-    ready = [
-        machine
-        for machine in present
-        if machine.state is ContributorState.ready and selection.allows(machine)
-    ]
+    allowed = [machine for machine in machines if selection.allows(machine)]
+    ready = [machine for machine in allowed if machine.state is ContributorState.ready]
+    arriving = sum(machine.state in ARRIVING for machine in allowed)
+    if not ready and arriving:
+        return f"no machine is ready, {arriving} {'is' if arriving == 1 else 'are'} about to be"
     if not ready and selection.words:
         return f"waits for {selection.words}"
     if not ready:

@@ -13,12 +13,10 @@ from share_compute.lifecycle.branch_ids import owner_of
 from share_compute.lifecycle.states import ContributorState
 from share_compute.quantities import listed
 from share_compute.store import ContributorRecord, JobRecord
-from share_compute_api.control import AWAY
+from share_compute_api.control import ARRIVING, AWAY
 from share_compute_api.control.jobs.allotting import Nodes, nodes_of
 from share_compute_api.control.jobs.retry_policy import may_wait
 from share_compute_api.control.patience import Patience
-
-_ARRIVING = (ContributorState.joining, ContributorState.probing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,7 @@ class Waiting:
 
     def states(self) -> list[ContributorState]:
         """Return the states of the contributors that `supply` needs to see."""
-        states = [*_ARRIVING, ContributorState.ready, ContributorState.draining]
+        states = [*ARRIVING, ContributorState.ready, ContributorState.draining]
         return [*states, ContributorState.lost] if self._are_returning() else states
 
     def _are_returning(self) -> bool:
@@ -110,7 +108,7 @@ class Waiting:
             for machine in present
             if machine.state is ContributorState.lost and machine.reason == AWAY and self._are_returning()
         ]
-        coming = [*away, *(machine for machine in present if machine.state in _ARRIVING)]
+        coming = [*away, *(machine for machine in present if machine.state in ARRIVING)]
         owners = {machine: {owner_of(each) for each in ids} for machine, ids in members.items()}
         held = {machine.id: jobs for machine in free if (jobs := owners.get(machine.id))}
         living = Counter(job_id for jobs in owners.values() for job_id in jobs)
@@ -233,9 +231,9 @@ class Supply:
         """Describe the state that a job will continue from."""
         living, step = self.living.get(job.id, 0), job.checkpoint_step
         if not living:
-            return "" if step is None else f"; continues from step {step}"
+            return "" if step is None else f"; continues from its checkpoint of step {step}"
         where = "1 machine" if living == 1 else f"{living} machines"
-        otherwise = "" if step is None else f", else from step {step}"
+        otherwise = "" if step is None else f", else from its checkpoint of step {step}"
         return f"; continues from its members' state on {where}{otherwise}"
 
 

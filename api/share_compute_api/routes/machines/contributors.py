@@ -140,20 +140,23 @@ async def remove_contributor(
     context: InContext,
     keep_token: Annotated[
         bool,
-        Query(description="Do not replace the cluster's token. Only for machines with a trusted owner."),
+        Query(
+            description="Keep the cluster's token and the machine's invite. Only for machines with a trusted owner."
+        ),
     ] = False,
 ) -> ContributorRecord:
     """Ask a machine, with all joined devices of its host, to hand over its work and leave.
 
-    The machine can come back only with a new invite. When it has left, or after 90 s, the server replaces the
-    cluster's token, which ends the machine's access to the cluster. With ``keep_token`` the token stays.
+    The machine can come back only with a new invite: the invite by which it joined is revoked. When it has left, or
+    after 90 s, the server replaces the cluster's token, which ends the machine's access to the cluster. With
+    ``keep_token`` the token and the invite stay.
     """
     store = context.store.contributors
     await run_in_threadpool(store.get, contributor_id)
     if context.rotation is None or keep_token:
-        return await run_in_threadpool(store.send_away, contributor_id)
+        return await run_in_threadpool(store.remove, contributor_id, revokes_invite=not keep_token)
     # If the server is killed after this line, it replaces the invalid token at its next start.
     await run_in_threadpool(invalidate_token, context.settings.data_folder)
-    record = await run_in_threadpool(store.send_away, contributor_id)
+    record = await run_in_threadpool(store.remove, contributor_id)
     context.rotation.begin()
     return record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from share_compute.errors import UserError
+from share_compute.files.field_errors import refused
 from share_compute.specification import (
     BatchJob,
     Job,
@@ -22,7 +23,7 @@ from share_compute_api.submission.batches import check_batch, check_inputs
 from share_compute_api.submission.chains import check_links
 from share_compute_api.submission.deployments import check_deployment
 from share_compute_api.submission.jobs import check_data, check_job
-from share_compute_api.submission.model_folders import below, checking, refused
+from share_compute_api.submission.model_folders import below, checking
 from share_compute_api.submission.placement import check_placement
 from share_compute_api.submission.sparse import check_sparse
 from share_compute_api.submission.sweeps import check_sweep

@@ -23,7 +23,7 @@ from share_compute_api.server.context import Context, InContext
 from share_compute_api.server.owned import shown
 from share_compute_api.server.problems import documented
 from share_compute_api.server.request_files import read_spec, spec_body
-from share_compute_api.server.upload_names import at_commit_of, resolved
+from share_compute_api.server.upload_names import at_commit_of, resolved, with_upload_names
 from share_compute_api.workers.planning import TimelineRequest
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -145,9 +145,10 @@ def compare_jobs(
 ) -> JobComparison:
     """Return results of several jobs, and the fields in which their job files differ.
 
-    In jobs of other keys, ``hidden`` replaces the paths.
+    Files of uploads have the names with which jobs name them. In jobs of other keys, ``hidden`` replaces the paths.
     """
-    return compared(context.store, [shown(context.store.jobs.get(one), caller) for one in job])
+    jobs = [shown(context.store.jobs.get(one), caller) for one in job]
+    return compared(context.store, [with_upload_names(one, context) for one in jobs])
 
 
 @router.get("/{job_id}", operation_id="getJob", responses=documented(404))

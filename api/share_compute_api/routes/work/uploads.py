@@ -17,6 +17,7 @@ from share_compute_api.server.auth import Reader, Submitter
 from share_compute_api.server.context import InContext
 from share_compute_api.server.problems import documented
 from share_compute_api.server.upload_names import users
+from share_compute_api.uploads.names import DATA_SUFFIXES
 
 router = APIRouter(prefix="/uploads", tags=["uploads"])
 
@@ -47,6 +48,7 @@ def list_uploads(context: InContext, caller: Reader) -> UploadList:
         used_bytes=uploads.used_bytes,
         limit_bytes=uploads.most_bytes,
         upload_limit_bytes=uploads.most_bytes_each,
+        data_suffixes=list(DATA_SUFFIXES),
     )
 
 

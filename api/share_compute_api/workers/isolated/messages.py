@@ -24,6 +24,7 @@ OUT_OF_MEMORY_STATUS = 77
 """Exit status of a process that reached its memory limit."""
 MOST_DETAIL = 16_384
 """Maximum length of an error's message, in characters."""
+_SMALLER_FILES = "give smaller files, or fewer"
 
 Result = TypeVar("Result", bound=BaseModel)
 TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**32)]
@@ -69,6 +70,8 @@ class Question(_Message, Generic[Result]):
 
     subject: ClassVar[str]
     """Name of the content that the process evaluates, for error messages; for example, "the JSON schema"."""
+    hint: ClassVar[str] = "make it smaller"
+    """Advice if the process takes too much time or memory."""
     needs_torch: ClassVar[bool] = False
     """Whether the process needs torch, which the others lack. A process with torch answers one question, and ends."""
 
@@ -87,6 +90,7 @@ class OfTokenizer(Question[Result], Generic[Result]):
     """A task that needs a model's tokenizer."""
 
     subject = "the model's tokenizer or chat template"
+    hint = "send less; if it is so for short requests, too, fix it and deploy the model again"
     folder: Path
     version: int
     """Version of the folder's content; the tokenizer is reloaded when the version changes."""
@@ -316,6 +320,7 @@ class ReadModelFacts(Question[FolderFacts]):
 class OfFiles(Question[Done]):
     """A check of data files."""
 
+    hint = _SMALLER_FILES
     files: tuple[Path, ...]
 
     @property
@@ -343,11 +348,13 @@ class CheckInputs(OfFiles):
 
 
 class CheckTables(OfFiles):
-    """Check the columns of a training job's tables; see `columns_of`."""
+    """Check the columns and the first rows of a training job's tables; see `check_tables`."""
 
     subject = "reading the tables"
     kind: Literal["tables"] = "tables"
     table: TableSpec
+    target_is_class: bool
+    in_features: int | None = None
 
 
 class CheckTexts(OfFiles):
@@ -377,6 +384,7 @@ class PreviewData(Question[DataPreview]):
     """Return the first rows of a training job's data; see `preview_of`."""
 
     subject = "reading the data"
+    hint = _SMALLER_FILES
     kind: Literal["preview"] = "preview"
     data: DataSpec
     task: Task

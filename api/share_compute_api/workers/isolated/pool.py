@@ -332,7 +332,7 @@ class _Runner:
         return UserError(
             f"{question.subject} took more than {self._limits.time_s:g} s on this request, or "
             f"{self._limits.load_s:g} s to load",
-            hint="send less; if it is so for short requests, too, fix it and deploy the model again",
+            hint=question.hint,
             details={"code": "too_much_time"},
         )
 
@@ -342,7 +342,7 @@ class _Runner:
             return UserError(
                 f"{question.subject} took more than {bytes_text(self._limits.memory_bytes)} of memory "
                 "on this request",
-                hint="send less; if it is so for short requests, too, fix it and deploy the model again",
+                hint=question.hint,
                 details={"code": "too_much_memory"},
             )
         if status == -signal.SIGKILL:

@@ -45,6 +45,7 @@ def bare_environment() -> dict[str, str]:
     return clean_environment(os.environ) | {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": "/nonexistent",
+        "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",  # about torch, which most of these processes lack on purpose
         "TOKENIZERS_PARALLELISM": "false",
         "RAYON_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",

@@ -126,9 +126,14 @@ def _check(
         check_first_rows(question.job)
         return
     if isinstance(question, messages.CheckTables):
-        from share_compute.data.table_reading import columns_of
+        from share_compute.data.table_reading import check_tables
 
-        columns_of(question.files, question.table)
+        check_tables(
+            question.files,
+            question.table,
+            target_is_class=question.target_is_class,
+            in_features=question.in_features,
+        )
         return
     if isinstance(question, messages.CheckTexts):
         from share_compute.data.labelled_rows import check_columns as check_texts
@@ -203,8 +208,9 @@ def main() -> None:
             reply = _reply(work, question)
         except MemoryError:
             os._exit(messages.OUT_OF_MEMORY_STATUS)
-        gc.collect()  # tracebacks of exceptions may refer to frames that hold large parts of a file
         _send(answers, reply)
+        if not isinstance(question, messages.OfTokenizer):
+            gc.collect()  # tracebacks of exceptions may refer to frames that hold large parts of a file
 
 
 class _NoTorch(MetaPathFinder):

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from share_compute.errors import UserError
 from share_compute.files.field_errors import invalid
-from share_compute.files.plain_yaml import read_yaml
+from share_compute.files.plain_yaml import read_yaml, wide_punctuation
 from share_compute.files.problem_words import kind_of
 from share_compute.specification.base import SpecModel, known
 from share_compute.specification.batch import EmbedJob, GenerateJob
@@ -96,6 +96,8 @@ def _mapping(source: str | dict[str, Any]) -> dict[str, Any]:
     data: Any = read_yaml(source, "job file") if isinstance(source, str) else source
     if not isinstance(data, dict):
         is_empty = data is None
+        if isinstance(source, str) and (typed := wide_punctuation(source)) is not None:
+            raise UserError(f"the job file is not valid YAML: {typed}", hint="write it with a Latin keyboard")
         raise UserError(
             "the job file is empty"
             if is_empty
@@ -113,7 +115,8 @@ def _validated(kind: type[Spec], data: dict[str, Any]) -> Spec:
     try:
         return kind.model_validate(data)
     except ValidationError as failure:
-        raise invalid(failure, "fix these fields of the job") from failure
+        hint = "fix these fields of the deployment" if kind is ServeJob else "fix these fields of the job"
+        raise invalid(failure, hint) from failure
 
 
 def job_schema(kind: Kind = "train") -> dict[str, Any]:

@@ -198,7 +198,7 @@ class ContributorRow(Base):
     joined_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
     left_at: Mapped[datetime | None]
-    sent_away_at: Mapped[datetime | None]
+    removed_at: Mapped[datetime | None]
     offences: Mapped[int] = mapped_column(default=0, server_default="0")
     quarantined_for: Mapped[str | None]
     sibling_of: Mapped[str | None] = mapped_column(index=True)

@@ -59,7 +59,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"background": True}, "background", "does not do it"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt", "does not do it"),
     ({"truncation": "auto"}, "truncation", "disabled"),
-    ({"instructions": ["x"]}, "instructions", "must be text"),
+    ({"instructions": ["x"]}, "instructions", "must be text, not a list"),
     ({"instructions": "\ud800"}, "instructions", "not valid Unicode"),
     ({"temperature": 3}, "temperature", "2"),
     ({"max_output_tokens": 0}, "max_output_tokens", "1"),
@@ -87,7 +87,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"stream_options": {"include_obfuscation": False}}, None, "stream: true"),
     ({"metadata": {str(i): "x" for i in range(17)}}, "metadata", "at most 16"),
     ({"metadata": {"a": "x" * 513}}, "metadata.a", "512 characters"),
-    ({"metadata": {"a": 1}}, "metadata.a", "must be text"),
+    ({"metadata": {"a": 1}}, "metadata.a", "must be text, not 1; put it in quotes"),
     ({"metadata": {"a": "\ud800"}}, "metadata.a", "valid Unicode"),
 ]
 

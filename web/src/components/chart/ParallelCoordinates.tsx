@@ -35,7 +35,7 @@ interface Props {
 
 export function ParallelCoordinates({ axes, names, lines, height, label, description, hint, lit, onLight }: Props) {
   const { ref, width: space } = useWidth<HTMLDivElement>();
-  const { width, x, top, bottom, names: nameY, paths } = laidOut(axes, lines.map(({ values }) => values), space, height);
+  const { width, x, top, bottom, names: nameAt, paths } = laidOut(axes, lines.map(({ values }) => values), space, height);
   const drawn = lines.map((line, place) => ({ ...line, place })).reverse();
   const onKeyDown = (event: KeyboardEvent) => {
     const move = event.key === "ArrowDown" ? 1 : event.key === "ArrowUp" ? -1 : 0;
@@ -54,19 +54,30 @@ export function ParallelCoordinates({ axes, names, lines, height, label, descrip
                 <path d={paths[place]} className={classes.target} />
               </g>
             ))}
-            {axes.map((axis, place) => (
-              <g key={place}>
-                <line x1={x[place]} x2={x[place]} y1={top} y2={bottom} className={classes.axis} />
-                <text x={x[place]} y={nameY[place]} textAnchor="middle" className={classes.name}>
-                  {names[place]}
-                </text>
-                {axis.ticks.map(({ at, text }) => (
-                  <text key={text} x={x[place]! + 6} y={bottom - at * (bottom - top)} dominantBaseline="central" className={classes.tick}>
-                    {text.length > 12 ? `${text.slice(0, 11)}…` : text}
+            {axes.map((axis, place) => {
+              const isLast = place > 0 && place === axes.length - 1;
+              const name = nameAt[place]!;
+              return (
+                <g key={place}>
+                  <line x1={x[place]} x2={x[place]} y1={top} y2={bottom} className={classes.axis} />
+                  <text x={name.x} y={name.y} textAnchor={name.anchor} className={classes.name}>
+                    {names[place]}
                   </text>
-                ))}
-              </g>
-            ))}
+                  {axis.ticks.map(({ at, text }) => (
+                    <text
+                      key={text}
+                      x={x[place]! + (isLast ? -6 : 6)}
+                      y={bottom - at * (bottom - top)}
+                      textAnchor={isLast ? "end" : "start"}
+                      dominantBaseline="central"
+                      className={classes.tick}
+                    >
+                      {text.length > 12 ? `${text.slice(0, 11)}…` : text}
+                    </text>
+                  ))}
+                </g>
+              );
+            })}
           </svg>
         )}
       </div>

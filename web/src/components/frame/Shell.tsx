@@ -2,9 +2,10 @@
 import { ActionIcon, AppShell, Burger, Container, Group, Kbd, Text, UnstyledButton, VisuallyHidden, useComputedColorScheme, useMantineColorScheme } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { Link, Outlet, useLocation } from "@tanstack/react-router";
-import { lazy, Suspense, useEffect, useState } from "react";
+import { Suspense, useEffect, useState } from "react";
 import { useTranslation } from "react-i18next";
 
+import { groupAlerts } from "../../alerts/groups";
 import { useAlerts } from "../../alerts/useAlerts";
 import { useLiveRefresh } from "../../api/events/useLiveRefresh";
 import { may, type Scope } from "../../api/scopes";
@@ -15,11 +16,12 @@ import { SignIn } from "../../pages/SignIn";
 import { Empty, Failure } from "../Feedback";
 import { AnchorLink, ButtonLink } from "../links";
 import { chooseDensity, useDensity } from "../../density";
+import { lazyPart } from "../../lazy";
 import { LiveMark } from "./LiveMark";
 import { isAt, PLACES, scopeOf } from "./places";
 import classes from "./Shell.module.css";
 
-const Palette = lazy(() => import("../../palette/Palette").then((module) => ({ default: module.Palette })));
+const Palette = lazyPart(async () => (await import("../../palette/Palette")).Palette);
 
 export function Shell() {
   const session = useSession();
@@ -144,18 +146,19 @@ function usePalette() {
   return { isOpen, wasOpen, open, close };
 }
 
-/** Number of alerts that nobody acknowledged in this browser. */
+/** Number of alerts that nobody acknowledged in this browser; several machines in the same condition count as one. */
 function AlertCount() {
   const { t } = useTranslation();
   const { fresh } = useAlerts(true);
   if (fresh.length === 0) return null;
+  const number = groupAlerts(fresh).length;
   const isError = fresh.some((alert) => alert.severity === "error");
   return (
     <>
       <span className={classes.count} data-severity={isError ? "error" : "warning"} aria-hidden>
-        {fresh.length}
+        {number}
       </span>
-      <VisuallyHidden>{t("{{count}} alerts", { count: fresh.length })}</VisuallyHidden>
+      <VisuallyHidden>{t("{{count}} alerts", { count: number })}</VisuallyHidden>
     </>
   );
 }

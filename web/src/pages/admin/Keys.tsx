@@ -96,7 +96,7 @@ function Create() {
         </Group>
         <Checkbox.Group
           mt="sm"
-          label={t("Permissions")}
+          label={t("Scopes")}
           value={scopes}
           onChange={(chosen) => setScopes(GRANTABLE.filter((scope) => chosen.includes(scope)))}
         >
@@ -116,6 +116,8 @@ function Create() {
             })}
           </Text>
           <CopyLine text={making.data.key} label={t("New API key")} />
+          <Text size="sm">{t("share-compute's commands and Python client use it after:")}</Text>
+          <CopyLine text={making.data.export_command} label={t("Command for a shell")} />
         </Stack>
       )}
     </Stack>
@@ -156,8 +158,12 @@ function Row({ record }: { record: ApiKey }) {
             label={t("Revoke the key {{name}}", { name: record.name })}
             question={t("Revoke the key {{name}}?", { name: record.name })}
             onConfirm={async () => {
-              await api.DELETE("/api/v1/keys/{key_id}", { params });
-              await fetchAgain(client, { queryKey: keysQuery.queryKey });
+              try {
+                await api.DELETE("/api/v1/keys/{key_id}", { params });
+              } finally {
+                // The server may have revoked the key although its answer was lost.
+                await fetchAgain(client, { queryKey: keysQuery.queryKey });
+              }
             }}
           >
             {isOurs

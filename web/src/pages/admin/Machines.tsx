@@ -2,12 +2,13 @@ import { Table, Text } from "@mantine/core";
 import { useTranslation } from "react-i18next";
 
 import { isGone, type Alert, type Contributor, type Versions } from "../../api/types";
+import { machineState } from "../../cluster/words";
 import { MachineLink } from "../../components/MachineLink";
 import { AnchorLink } from "../../components/links";
 import { StateBadge } from "../../components/StateBadge";
 import { ago, count, duration } from "../../format";
 import { useNow } from "../../useNow";
-import { SendAway } from "../machine/SendAway";
+import { RemoveMachine } from "../machine/RemoveMachine";
 import classes from "./Machines.module.css";
 import { differences, type Difference } from "./versions";
 
@@ -62,7 +63,7 @@ export function Machines({ machines, alerts, versions }: Props) {
                 </Text>
               </Table.Td>
               <Table.Td data-label={t("State")}>
-                <StateBadge state={machine.state} />
+                <StateBadge state={machineState(machine.state, machine.job_id != null || machine.deployment_id != null)} />
               </Table.Td>
               {hasDifferences && (
                 <Table.Td data-label={t("Versions")}>
@@ -116,13 +117,13 @@ function Heartbeat({ machine, alerts, now }: { machine: Contributor; alerts: rea
 
 function Leave({ machine }: { machine: Contributor }) {
   const { t } = useTranslation();
-  return machine.sent_away_at !== null ? (
+  return machine.removed_at !== null ? (
     <Text size="sm" c="dimmed">
-      {t("leaving")}
+      {t("draining")}
     </Text>
   ) : (
-    <SendAway machine={machine} label={t("Send away: {{name}}", { name: machine.name })}>
+    <RemoveMachine machine={machine} label={t("Remove {{name}}", { name: machine.name })}>
       {t("It hands its work over, then leaves, and can come back only with a new invite.")}
-    </SendAway>
+    </RemoveMachine>
   );
 }

@@ -21,5 +21,5 @@ test("replicas are written as the command line takes them", () => {
   expect(range({ min: 0, max: 4 })).toBe("0..4");
   const spec = { replicas: { min: 0, max: 4 } } as Parameters<typeof replicasOf>[0]["spec"];
   expect(replicasOf({ replicas: null, spec })).toBe("0..4");
-  expect(replicasOf({ replicas: { ready: 1, wanted: 1, leaving: 0, waiting: 0, standby: 0, reason: "" }, spec })).toBe("1/0..4");
+  expect(replicasOf({ replicas: { ready: 1, wanted: 1, draining: 0, waiting: 0, standby: 0, reason: "" }, spec })).toBe("1/0..4");
 });

@@ -38,18 +38,20 @@ export function Progress({ job, members }: { job: Job; members: Members | undefi
           stalledS !== null ? (
             <Numeral label={t("No progress for")} value={duration(stalledS)} note={mean === null ? "" : t("{{time}} a step until then", { time: stepTime(mean) })} isAlarm />
           ) : (
-            <TimeLeft seconds={timeLeftS(job, mean)} now={now} />
+            unit !== "trials" && <TimeLeft seconds={timeLeftS(job, mean)} now={now} />
           )
         ) : (
           <Numeral label={t("Ran for")} value={elapsed(job, now)} />
         )}
-        <AtWork job={job} members={members} />
         {unit !== "trials" && (
-          <Numeral
-            label={t("Speed")}
-            {...(job.tokens_per_s === null ? { value: "–" } : inParts(si(job.tokens_per_s, speedUnit(job))))}
-            note={mean !== null && unit === "steps" ? t("{{time}} a step", { time: stepTime(mean) }) : undefined}
-          />
+          <>
+            <AtWork job={job} members={members} />
+            <Numeral
+              label={t("Speed")}
+              {...(job.tokens_per_s === null ? { value: "–" } : inParts(si(job.tokens_per_s, t(speedUnit(job)))))}
+              note={mean !== null && unit === "steps" ? t("{{time}} a step", { time: stepTime(mean) }) : undefined}
+            />
+          </>
         )}
       </div>
       <div className={classes.bar}>

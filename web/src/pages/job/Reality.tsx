@@ -121,11 +121,11 @@ function busyWords(fraction: number | null | undefined, step: number | undefined
   return step === undefined ? share : `${stepTime(step * fraction)} (${share})`;
 }
 
-/** The known bound on the plan's quality, in the words of `share-compute plan`. */
+/** The known bound on the plan's quality. */
 function boundWords({ gap, exact }: Prediction, strategy: string, t: TFunction): string {
   const found = strategy === "pinned" ? t("given by the job file") : t("the best that was found");
   const proof = exact ? t("proven best by the formula") : found;
   if (gap === null) return t("The plan is {{proof}}.", { proof });
-  if (gap <= 0.0005) return t("The plan takes no more than the bound, {{proof}}.", { proof });
+  if (gap <= 0.0005) return t("No plan takes less time.");
   return t("The plan is {{percent}}% above the bound, {{proof}}.", { percent: (gap * 100).toFixed(1), proof });
 }

@@ -30,10 +30,10 @@ export function WorkHistory({ machineId }: { machineId: string }) {
   return (
     <>
       <Text size="sm">
-        {t("{{steps}} steps, {{microbatches}} microbatches, {{tokens}} tokens or samples, in {{time}} at work", {
+        {t("{{steps}} steps, {{microbatches}} microbatches, {{samples}} samples, in {{time}} at work", {
           steps: count(work.steps),
           microbatches: count(work.microbatches),
-          tokens: count(work.tokens),
+          samples: count(work.samples),
           time: duration(work.seconds),
         })}
         {!work.is_complete && ` ${t("(its latest work only)")}`}
@@ -48,7 +48,7 @@ export function WorkHistory({ machineId }: { machineId: string }) {
               <Table.Th className="numeric">{t("Time")}</Table.Th>
               <Table.Th className="numeric">{t("Steps")}</Table.Th>
               <Table.Th className="numeric">{t("Microbatches")}</Table.Th>
-              <Table.Th className="numeric">{t("Tokens")}</Table.Th>
+              <Table.Th className="numeric">{t("Training samples")}</Table.Th>
             </Table.Tr>
           </Table.Thead>
           <Table.Tbody>
@@ -73,8 +73,8 @@ export function WorkHistory({ machineId }: { machineId: string }) {
                 <Table.Td className="numeric" data-label={t("Microbatches")}>
                   {count(period.steps * (period.microbatches ?? 0))}
                 </Table.Td>
-                <Table.Td className="numeric" data-label={t("Tokens")}>
-                  {count(period.tokens)}
+                <Table.Td className="numeric" data-label={t("Training samples")}>
+                  {count(period.samples)}
                 </Table.Td>
               </Table.Tr>
             ))}

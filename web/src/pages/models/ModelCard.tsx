@@ -129,7 +129,7 @@ function Fact({ label, value, isLarge = false }: { label: string; value: string;
   return (
     <div className={classes.fact} data-large={isLarge}>
       <dt>{label}</dt>
-      <dd title={value}>{value}</dd>
+      <dd>{value}</dd>
     </div>
   );
 }

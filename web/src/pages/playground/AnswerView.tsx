@@ -1,5 +1,5 @@
 import { Button, Text } from "@mantine/core";
-import { Fragment, lazy, Suspense } from "react";
+import { Fragment, Suspense } from "react";
 import { useTranslation } from "react-i18next";
 
 import { CopyButton } from "../../components/copy/CopyButton";
@@ -7,23 +7,24 @@ import { sentence } from "../../components/Feedback";
 import { AnchorLink } from "../../components/links";
 import { count, stepTime } from "../../format";
 import { translated } from "../../i18n/texts";
+import { lazyPart } from "../../lazy";
 import { joined } from "../../placement/layout";
-import { conversation, type Windows } from "../../talk/conversation";
+import { conversation, type Served } from "../../talk/conversation";
 import { cut } from "../../talk/marks";
 import { isRunning, type Answer, type Mark } from "../../talk/types";
 import classes from "./Playground.module.css";
 
-const Markdown = lazy(() => import("./Markdown"));
+const Markdown = lazyPart(async () => (await import("./Markdown")).Markdown);
 
 interface Props {
   turnId: string;
   answer: Answer;
   isLast: boolean;
-  windows: Windows;
+  served: Served;
 }
 
 /** The answer of one model: its text with marks where machines were lost, statistics, and actions. */
-export function AnswerView({ turnId, answer, isLast, windows }: Props) {
+export function AnswerView({ turnId, answer, isLast, served }: Props) {
   const { t } = useTranslation();
   const lossMark = (mark: Mark) => <LossMark key={mark.key} mark={mark} isOver={!isRunning(answer)} />;
   const plain = cut(answer.text, answer.marks).map(({ before, piece }, index) => (
@@ -39,7 +40,7 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
       </AnchorLink>
       {answer.isPlain && (
         <Text size="xs" c="dimmed">
-          {t("This model has no chat template: it continues with the text as it is.")}
+          {t("This model has no chat template: it continues the text as it is.")}
         </Text>
       )}
       <div className={classes.text} data-testid="answer">
@@ -64,7 +65,7 @@ export function AnswerView({ turnId, answer, isLast, windows }: Props) {
       )}
       {answer.problem !== null && <Problem answer={answer} />}
       <Figures answer={answer} />
-      <Actions turnId={turnId} answer={answer} isLast={isLast} windows={windows} />
+      <Actions turnId={turnId} answer={answer} isLast={isLast} served={served} />
     </section>
   );
 }
@@ -114,7 +115,7 @@ function Figures({ answer }: { answer: Answer }) {
   const words = [t("first token {{time}}", { time: stepTime(firstTokenS) })];
   if (writingS > 0 && tokens > 1) words.push(t("{{rate}} tokens/s", { rate: ((tokens - 1) / writingS).toFixed(1) }));
   words.push(isCounted ? t("{{tokens}} tokens", { tokens: count(tokens) }) : t("about {{tokens}} tokens", { tokens: count(tokens) }));
-  if (finish === "length") words.push(t("ended at its longest"));
+  if (finish === "length") words.push(t("stopped at its limit of tokens"));
   if (state === "stopped") words.push(t("stopped"));
   return (
     <Text size="xs" c="dimmed" title={t("seed {{seed}}", { seed: answer.seed })}>
@@ -123,19 +124,19 @@ function Figures({ answer }: { answer: Answer }) {
   );
 }
 
-function Actions({ turnId, answer, isLast, windows }: Props) {
+function Actions({ turnId, answer, isLast, served }: Props) {
   const { t } = useTranslation();
   if (isRunning(answer)) return null;
   const canGoOn = isLast && (answer.state === "broken" || (answer.state === "failed" && answer.text !== ""));
   return (
     <div className={classes.actions}>
       {canGoOn && (
-        <Button size="compact-sm" onClick={() => conversation.goOn(turnId, answer.model, windows)}>
+        <Button size="compact-sm" onClick={() => conversation.goOn(turnId, answer.model, served)}>
           {t("Continue")}
         </Button>
       )}
       {isLast && (
-        <Button size="compact-sm" variant="subtle" onClick={() => conversation.regenerate(turnId, answer.model, windows)}>
+        <Button size="compact-sm" variant="subtle" onClick={() => conversation.regenerate(turnId, answer.model, served)}>
           {t("Regenerate")}
         </Button>
       )}

@@ -14,7 +14,7 @@ interface Props {
   mark: (mark: Mark) => ReactNode;
 }
 
-export default function Markdown({ text, marks, mark }: Props) {
+export function Markdown({ text, marks, mark }: Props) {
   const parts = partsOf(text);
   const places = placesOf(parts, marks);
   const shown = (place: number) => marks.filter((_, index) => places[index] === place).map(mark);

@@ -3,7 +3,7 @@ import { SegmentedControl, Stack, Text } from "@mantine/core";
 import { useState } from "react";
 import { useTranslation } from "react-i18next";
 
-import type { Windows } from "../../talk/conversation";
+import type { Served } from "../../talk/conversation";
 import { chatRequest, plainRequest } from "../../talk/requests";
 import type { Settings, Turn } from "../../talk/types";
 import { Snippets } from "../deployment/Snippets";
@@ -16,11 +16,11 @@ interface Props {
   models: readonly string[];
   turns: readonly Turn[];
   settings: Settings;
-  windows: Windows;
+  served: Served;
 }
 
 /** While closed, it does not render the conversation, which grows while answers are generated. */
-export default function Programs(props: Props) {
+export function Programs(props: Props) {
   const { t } = useTranslation();
   const [isOpen, setOpen] = useState(false);
   return (
@@ -31,7 +31,7 @@ export default function Programs(props: Props) {
   );
 }
 
-function Program({ models, turns, settings, windows }: Props) {
+function Program({ models, turns, settings, served }: Props) {
   const { t } = useTranslation();
   const [wanted, setWanted] = useState<string>();
   const model = models.find((one) => one === wanted) ?? models[0]!;
@@ -40,7 +40,7 @@ function Program({ models, turns, settings, windows }: Props) {
     const { seed: _, ...body } =
       route === "chat/completions"
         ? chatRequest(model, before, prompt, settings, 0)
-        : plainRequest(model, before, prompt, settings, 0, windows.get(model));
+        : plainRequest(model, before, prompt, settings, 0, served.get(model)?.max_model_len);
     return settings.seed === undefined ? body : { ...body, seed: settings.seed };
   };
   return (

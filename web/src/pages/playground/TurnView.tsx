@@ -2,7 +2,7 @@ import { Button, Text } from "@mantine/core";
 import { memo } from "react";
 import { useTranslation } from "react-i18next";
 
-import type { Windows } from "../../talk/conversation";
+import type { Served } from "../../talk/conversation";
 import type { Turn } from "../../talk/types";
 import { AnswerView } from "./AnswerView";
 import classes from "./Playground.module.css";
@@ -10,13 +10,13 @@ import classes from "./Playground.module.css";
 interface Props {
   turn: Turn;
   isLast: boolean;
-  windows: Windows;
+  served: Served;
   onEdit: (() => void) | undefined;
 }
 
 /** One prompt and the answers of the models. */
 export const TurnView = memo(
-  function TurnView({ turn, isLast, windows, onEdit }: Props) {
+  function TurnView({ turn, isLast, served, onEdit }: Props) {
     const { t } = useTranslation();
     return (
       <article className={classes.turn}>
@@ -33,7 +33,7 @@ export const TurnView = memo(
         </div>
         <div className={classes.answers} data-columns={turn.answers.length}>
           {turn.answers.map((answer) => (
-            <AnswerView key={answer.model} turnId={turn.id} answer={answer} isLast={isLast} windows={windows} />
+            <AnswerView key={answer.model} turnId={turn.id} answer={answer} isLast={isLast} served={served} />
           ))}
         </div>
       </article>
@@ -43,6 +43,6 @@ export const TurnView = memo(
   (before, after) =>
     before.turn === after.turn &&
     before.isLast === after.isLast &&
-    before.windows === after.windows &&
+    before.served === after.served &&
     (before.onEdit === undefined) === (after.onEdit === undefined),
 );

@@ -1,5 +1,6 @@
 /** The table of jobs: sortable columns, collapsible groups, checkboxes, and labels that are edited in place. */
 import { Checkbox, Progress, Table, Text, UnstyledButton } from "@mantine/core";
+import type { TFunction } from "i18next";
 import { memo, useMemo, useState, type ReactNode } from "react";
 import { useTranslation } from "react-i18next";
 
@@ -167,7 +168,7 @@ function GroupRow({ group, by, columns, numeric, now, isOpen, onToggle, chosen, 
               <span title={t("best")}>
                 <span aria-hidden>★ </span>
                 <span className={classes.hidden}>{t("best")} </span>
-                {numberText(best.value, column, best.run)}
+                {numberText(best.value, column, best.run, t)}
               </span>
             )}
           </Table.Td>
@@ -185,8 +186,8 @@ function common(runs: readonly Run[], column: ColumnKey): ReactNode {
   return values.size === 1 && value !== null ? written(value) : null;
 }
 
-function numberText(value: number, column: ColumnKey, run: Run): string {
-  if (column === "speed") return si(value, speedUnit(run));
+function numberText(value: number, column: ColumnKey, run: Run, t: TFunction): string {
+  if (column === "speed") return si(value, t(speedUnit(run)));
   return column === "loss" ? loss(value) : significant(value, 4);
 }
 
@@ -243,7 +244,7 @@ function Cell({ run, column, now }: { run: Run; column: ColumnKey; now: number }
     case "loss":
       return run.loss === null ? "–" : loss(run.loss);
     case "speed":
-      return run.state === "running" && run.tokens_per_s !== null ? si(run.tokens_per_s, speedUnit(run)) : "–";
+      return run.tokens_per_s === null ? "–" : si(run.tokens_per_s, t(speedUnit(run)));
     case "time": {
       const seconds = valueOf(run, column, now);
       return typeof seconds === "number" ? duration(Math.max(0, seconds)) : "–";

@@ -104,7 +104,7 @@ export function valueOf(run: Run, column: ColumnKey, now: number): unknown {
     case "loss":
       return run.loss;
     case "speed":
-      return run.state === "running" ? run.tokens_per_s : null;
+      return run.tokens_per_s;
     case "time":
       return run.started_at === null ? null : ((run.finished_at === null ? now : Date.parse(run.finished_at)) - Date.parse(run.started_at)) / 1000;
     case "created":
@@ -190,10 +190,17 @@ export function bestOf(runs: readonly Run[], column: ColumnKey, now: number): { 
   return known.reduce((best, one) => ((goal === "min" ? one.value < best.value : one.value > best.value) ? one : best));
 }
 
-/** Default columns: properties, and the first results of validations. */
+/** Metrics that are columns by default, with the main one of each task. */
+const MAIN_METRICS = ["loss", "accuracy", "rmse", "perplexity"];
+const MOST_METRICS = 3;
+
+/** Default columns: properties, and the main metrics of validations, or of tests if no job has validations. */
 export function defaultColumns(runs: readonly Run[]): ColumnKey[] {
-  const results = resultsAmong(runs).filter((name) => name.startsWith("validation_") && !name.includes("."));
-  return ["state", "progress", "loss", ...results.slice(0, 2).map((name): ColumnKey => `results.${name}`), "speed", "time", "created", "tags", "note"];
+  const known = resultsAmong(runs);
+  const ofSplit = (split: string) => MAIN_METRICS.map((metric) => `${split}_${metric}`).filter((name) => known.includes(name));
+  const [validation, test] = [ofSplit("validation"), ofSplit("test")];
+  const results = (validation.length > 0 ? validation : test).slice(0, MOST_METRICS);
+  return ["state", "progress", "loss", ...results.map((name): ColumnKey => `results.${name}`), "speed", "time", "created", "tags", "note"];
 }
 
 /** Last part of a field's name, or more of it if another shown field has the same last part. */

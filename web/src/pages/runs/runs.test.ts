@@ -58,14 +58,13 @@ test("groups have the jobs with one value, and their best result", () => {
   expect((["results.test_top_5_accuracy", "results.validation_digit.loss", "speed", "results.x", "spec.loss"] as const).map(goalOf)).toEqual(["max", "min", "max", undefined, undefined]);
 });
 
-test("the best speed is that of running jobs with one unit", () => {
+test("the best speed is that of jobs with one unit, also after their end", () => {
   const moving = (id: string, speed: number, more: object = {}) => {
     const made = run(id, 1, {}, { tokens_per_s: speed, state: "running", ...more });
     return { ...made, spec: { ...made.spec, data: {} } } as Run;
   };
   const ended = moving("a", 900, { state: "succeeded" });
-  expect(bestOf([ended, moving("b", 10), moving("c", 20)], "speed", NOW)).toMatchObject({ run: { id: "c" }, value: 20 });
-  expect(bestOf([ended], "speed", NOW)).toBeUndefined();
+  expect(bestOf([ended, moving("b", 10), moving("c", 20)], "speed", NOW)).toMatchObject({ run: { id: "a" }, value: 900 });
   const ofSamples = { ...moving("d", 30), spec: { kind: "sparse" } } as unknown as Run;
   expect(bestOf([moving("b", 10), ofSamples], "speed", NOW)).toBeUndefined();
 });
@@ -74,7 +73,14 @@ test("columns are named by the last parts of fields that tell them apart", () =>
   const shown = ["spec.a.name", "spec.b.name", "spec.a.rate"] as const;
   expect(shown.map((column) => nameOfColumn(column, shown, String))).toEqual(["a.name", "b.name", "rate"]);
   expect(nameOfColumn("results.validation_loss", shown, String)).toBe("Loss (validation)");
-  expect(defaultColumns([run("a", 1, { "loss": 1, "validation_loss": 2, "validation_x.loss": 3, "test_loss": 4 })])).toContain("results.validation_loss");
+});
+
+test("the main metrics of all tasks are shown by default, those of tests only without validations", () => {
+  const shown = (...runs: Run[]) => defaultColumns(runs).filter((column) => column.startsWith("results."));
+  const text = run("a", 1, { "loss": 1, "validation_loss": 2, "validation_perplexity": 7, "validation_x.loss": 3, "test_loss": 4 });
+  const digits = run("b", 1, { validation_loss: 2, validation_accuracy: 0.9, validation_f1: 0.8 });
+  expect(shown(text, digits)).toEqual(["results.validation_loss", "results.validation_accuracy", "results.validation_perplexity"]);
+  expect(shown(run("c", 1, { loss: 1, test_accuracy: 0.9 }))).toEqual(["results.test_accuracy"]);
 });
 
 test("jobs of all pages have their results", () => {
@@ -138,8 +144,10 @@ test("parallel axes have equal distances, and lines leave out axes without a val
   const { width, x, top, bottom, names, paths } = laidOut(axes, [[1, "a", 5], [2, "b", null], [null, null, null]], 640, 200);
   expect([width, x, top, bottom]).toEqual([640, [70, 320, 570], 32, 188]);
   expect(paths).toEqual(["M70.0 188.0L320.0 188.0L570.0 32.0", "M70.0 32.0L320.0 32.0", ""]);
-  expect(new Set(names).size).toBe(1);
+  expect(new Set(names.map(({ y }) => y)).size).toBe(1);
   const narrow = laidOut(axes, [], 100, 200);
-  expect(narrow.width).toBeGreaterThan(300);
-  expect(new Set(narrow.names).size).toBe(2);
+  expect([narrow.width, narrow.x]).toEqual([240, [44, 120, 196]]);
+  expect(new Set(narrow.names.map(({ y }) => y)).size).toBe(2);
+  expect(narrow.names.map(({ anchor }) => anchor)).toEqual(["start", "middle", "end"]);
+  expect(laidOut([...axes, axisOf("size", [1, 2])], [], 320, 200).width).toBe(320);
 });

@@ -54,7 +54,9 @@ export function PlanPreview({ draft, kind, isGood }: Props) {
         <Text size="sm" c="dimmed">
           {kind === "sparse"
             ? t("Its machines are chosen when it starts: those with most memory, one for each worker and two for each range of weights.")
-            : t("Its machines are chosen when it starts: a running deployment answers, or a new one is started.")}
+            : kind === "sweep"
+              ? t("Each trial gets a plan of its own when it starts.")
+              : t("Its machines are chosen when it starts: a running deployment answers, or a new one is started.")}
         </Text>
       ) : ready?.length === 0 ? (
         <Text size="sm" c="dimmed">

@@ -36,6 +36,14 @@ test("a sweep says what it did with its trials", () => {
   expect(groupOf(eventOf("trials", { done: 3, total: 8 }))).toBe("progress");
 });
 
+test("a reason that begins with the state or outcome is not doubled", () => {
+  const state = (state: string, reason: string) => wordsFor(eventOf("state", { state, reason }), english);
+  expect(state("running", "running on 2 machines in 1 stage")).toBe("Running on 2 machines in 1 stage.");
+  expect(state("cancelled", "cancelled on request")).toBe("Cancelled on request.");
+  expect(state("running", "the plan is ready")).toBe("Running: the plan is ready.");
+  expect(wordsFor(eventOf("ended", { outcome: "cancelled", reason: "cancelled on request" }), english)).toBe("The attempt ended: cancelled on request.");
+});
+
 test("an epoch says who came and went, and what it cost", () => {
   const reformed = (recomputed: number) => wordsFor(eventOf("reformed", { sentence: "ada was lost", seconds: 0.8, recomputed }), english);
   expect(reformed(0)).toBe("ada was lost; no step for 800.0 ms.");

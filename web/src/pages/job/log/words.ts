@@ -134,7 +134,9 @@ export function wordsFor({ kind, data }: ClusterEvent, t: TFunction): string {
       return sentence((data as { message: string }).message);
     case "ended": {
       const { outcome, reason } = data as { outcome: string; reason: string };
-      return t("The attempt {{what}}: {{why}}", { what: outcome === "cancelled" ? t("was cancelled") : t(outcome), why: clause(reason) });
+      const why = clause(reason);
+      if (reason.startsWith(`${outcome} `)) return t("The attempt ended: {{why}}", { why });
+      return t("The attempt {{what}}: {{why}}", { what: outcome === "cancelled" ? t("was cancelled") : t(outcome), why });
     }
     case "cancel-requested":
       return t("Cancelling was asked for.");
@@ -144,7 +146,9 @@ export function wordsFor({ kind, data }: ClusterEvent, t: TFunction): string {
 }
 
 function stateChanged({ state, reason }: { state: string; reason: string }, t: TFunction): string {
-  return reason === "" ? sentence(t(state)) : capitalized(t("{{state}}: {{reason}}", { state: t(state), reason: clause(reason) }));
+  if (reason === "") return sentence(t(state));
+  // "running on 2 machines" contains the state's name.
+  return reason.startsWith(`${state} `) ? sentence(reason) : capitalized(t("{{state}}: {{reason}}", { state: t(state), reason: clause(reason) }));
 }
 
 type Links = Record<string, { sent_bytes: number; received_bytes: number }>;

@@ -88,7 +88,7 @@ function Trials({ sweep }: { sweep: SweepTrials }) {
   const metric = nameOfResult(sweep.metric);
   return (
     <div className="card scroll">
-      <Table verticalSpacing="xs" horizontalSpacing="md">
+      <Table className="stacking" verticalSpacing="xs" horizontalSpacing="md">
         <Table.Thead>
           <Table.Tr>
             <Table.Th>{t("Trial")}</Table.Th>
@@ -109,18 +109,13 @@ function Trials({ sweep }: { sweep: SweepTrials }) {
                 <Name trial={trial} />
                 {trial.number === sweep.best && ` · ${t("best")}`}
               </Table.Th>
-              <Table.Td title={translated(trial.reason)}>
-                {trial.state === null ? "–" : <StateBadge state={trial.state} />}
-                {trial.is_stopped && (
-                  <Text size="xs" c="dimmed">
-                    {t("stopped early")}
-                  </Text>
-                )}
+              <Table.Td data-label={t("State")} title={translated(trial.reason)}>
+                {trial.state === null ? "–" : <StateBadge state={trial.is_stopped && trial.state === "cancelled" ? "stopped" : trial.state} />}
               </Table.Td>
-              <Table.Td className="numeric">{trial.job_id === null ? "–" : `${count(trial.step)} / ${count(trial.total_steps)}`}</Table.Td>
-              <Table.Td className="numeric">{trial.value === null ? "–" : significant(trial.value, 4)}</Table.Td>
-              {sweep.fields.map((field) => (
-                <Table.Td key={field} className="numeric">
+              <Table.Td data-label={t("Steps")} className="numeric">{trial.job_id === null ? "–" : `${count(trial.step)} / ${count(trial.total_steps)}`}</Table.Td>
+              <Table.Td data-label={metric} className="numeric">{trial.value === null ? "–" : significant(trial.value, 4)}</Table.Td>
+              {sweep.fields.map((field, place) => (
+                <Table.Td key={field} data-label={names[place]} className="numeric">
                   {written(trial.settings[field])}
                 </Table.Td>
               ))}

@@ -46,14 +46,17 @@ export function FieldInput({ field }: { field: Field }) {
 
 /** The fields of an object. If exactly one of several must be given, the user chooses one. */
 export function Fields({ of }: { of: Field }) {
+  const { draft } = useForm();
   const isAlternative = (field: Field) => of.exactlyOne.includes(field.path.at(-1)!);
   const alternatives = of.fields.filter(isAlternative);
+  // Only a model on the Hub has a revision. An invalid one stays visible, so that the user can remove it.
+  const isHidden = (field: Field) =>
+    field.path.at(-1) === "revision" && [["hub"], ["revision"]].every((key) => draft.get([...of.path, ...key]) === undefined);
+  const others = of.fields.filter((field) => !isAlternative(field) && !isHidden(field));
   return (
     <>
       {alternatives.length > 0 && <Alternatives of={of} fields={alternatives} />}
-      {of.fields.some((field) => !isAlternative(field)) && (
-        <FieldGrid fields={of.fields.filter((field) => !isAlternative(field))} />
-      )}
+      {others.length > 0 && <FieldGrid fields={others} />}
     </>
   );
 }
@@ -235,7 +238,7 @@ function Choice({ field }: { field: Field }) {
   const { label, help } = useWords();
   const { t } = useTranslation();
   const hasDefault = !field.isRequired;
-  const fallback = field.fallback === null || field.fallback === undefined ? t("none") : String(field.fallback);
+  const fallback = field.fallback == null ? t("default") : t("default: {{value}}", { value: String(field.fallback) });
   return (
     <NativeSelect
       {...BELOW}
@@ -246,7 +249,7 @@ function Choice({ field }: { field: Field }) {
       value={asText(value)}
       onChange={(event) => set(event.currentTarget.value === "" ? undefined : event.currentTarget.value)}
       data={[
-        ...(hasDefault ? [{ value: "", label: t("default: {{value}}", { value: fallback }) }] : []),
+        ...(hasDefault ? [{ value: "", label: fallback }] : []),
         // The current value stays visible, even if it is invalid.
         ...(asText(value) !== "" && !field.choices.includes(asText(value)) ? [asText(value)] : []),
         ...field.choices,

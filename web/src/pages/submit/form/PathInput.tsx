@@ -70,7 +70,8 @@ function Sender({ kind, label, onSent }: SenderProps) {
   const { t } = useTranslation();
   const client = useQueryClient();
   const { onSending } = useForm();
-  const earlier = useQuery(uploads).data?.uploads.filter((one) => one.kind === kind && one.state === "complete") ?? [];
+  const known = useQuery(uploads).data;
+  const earlier = known?.uploads.filter((one) => one.kind === kind && one.state === "complete") ?? [];
   const [sentBytes, setSentBytes] = useState(0);
   const [isOver, setOver] = useState(false);
   const abort = useRef<AbortController>(null);
@@ -141,7 +142,7 @@ function Sender({ kind, label, onSent }: SenderProps) {
               // Allows the user to pick the same files again.
               event.currentTarget.value = "";
             }}
-            {...(kind === "data" ? { accept: ".txt,.jsonl,.parquet,.csv,.png,.jpg,.jpeg,.libsvm,.svm,.svmlight" } : { webkitdirectory: "" })}
+            {...(kind === "data" ? { accept: known?.data_suffixes.join(",") } : { webkitdirectory: "" })}
           />
         </VisuallyHidden>
         <Text size="xs" c="dimmed">

@@ -1,6 +1,6 @@
 /** A list of objects (the layers of a model, or its tasks), one row for each, in order. */
-import { Button, Group, Input, NativeSelect, Text, TextInput } from "@mantine/core";
-import { useState } from "react";
+import { Button, Group, Input, NativeSelect, Text, Textarea, TextInput } from "@mantine/core";
+import { useState, type ChangeEvent } from "react";
 import { useTranslation } from "react-i18next";
 
 import { sentence } from "../../../components/Feedback";
@@ -94,6 +94,18 @@ interface CellProps {
 function Cell({ field, name, heading, value, onChange }: CellProps) {
   const [own, setOwn] = useState<string | null>(null);
   const current = short(value);
+  const input = {
+    "aria-label": name,
+    classNames: { input: classes.code! },
+    value: own ?? current,
+    onChange: (event: ChangeEvent<HTMLInputElement | HTMLTextAreaElement>) => {
+      setOwn(event.currentTarget.value);
+      onChange(event.currentTarget.value.trim() === "" ? undefined : readShort(event.currentTarget.value));
+    },
+    onBlur: () => setOwn(null),
+    spellCheck: false,
+    autoComplete: "off",
+  };
   return (
     <div className={classes.cell} data-long={current.length > LONG}>
       <span className={classes.heading} aria-hidden>
@@ -106,19 +118,10 @@ function Cell({ field, name, heading, value, onChange }: CellProps) {
           data={[...(field.choices.includes(current) ? [] : [current]), ...field.choices]}
           onChange={(event) => onChange(event.currentTarget.value)}
         />
+      ) : field.kind === "yaml" ? (
+        <Textarea {...input} autosize minRows={1} />
       ) : (
-        <TextInput
-          aria-label={name}
-          classNames={{ input: classes.code! }}
-          value={own ?? current}
-          onChange={(event) => {
-            setOwn(event.currentTarget.value);
-            onChange(event.currentTarget.value.trim() === "" ? undefined : readShort(event.currentTarget.value));
-          }}
-          onBlur={() => setOwn(null)}
-          spellCheck={false}
-          autoComplete="off"
-        />
+        <TextInput {...input} />
       )}
     </div>
   );

@@ -37,7 +37,7 @@ function cards(t: TFunction): Record<Start, Card> {
     },
     sweep: {
       title: t("Search for the best settings"),
-      size: t("8 small jobs, data included"),
+      size: t("a sweep of 8 small jobs, data included"),
       picture: "M4 7h16M4 12h16M4 17h16M8 5v4M16 10v4M11 15v4",
     },
     serve: {

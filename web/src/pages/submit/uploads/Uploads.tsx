@@ -56,6 +56,7 @@ function Row({ upload }: { upload: Upload }) {
         <Button
           size="compact-sm"
           variant="default"
+          flex="none"
           loading={removing.isPending}
           onClick={() => removing.mutate()}
           aria-label={t("Remove {{name}}", { name: upload.name })}

@@ -8,23 +8,26 @@ would replace the Ray node of the first, because the server knows one node for e
 from __future__ import annotations
 
 import fcntl
-import glob
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
 from share_compute.errors import Conflict, Unavailable
 from share_compute.files.durable import write_private
 
+Model = TypeVar("Model", bound=BaseModel)
 _FOLDER = "machines"
 
 
 class AgentIdentity(BaseModel):
     """Stored facts with which a machine rejoins a server."""
 
+    url: str | None = None
+    """URL of the server; None in files of older releases."""
     contributor_id: str
     key: str = Field(repr=False)
     fingerprint: str | None = None
@@ -58,15 +61,7 @@ class Identities:
         Raises:
             Unavailable: the file of the identity cannot be read.
         """
-        file = self._file(url, name)
-        try:
-            return AgentIdentity.model_validate_json(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValidationError) as failure:
-            raise Unavailable(
-                f"{file} cannot be read: {failure}", hint="delete it, and join with a new invite"
-            ) from failure
+        return _read(self._file(url, name))
 
     def of_host(self, url: str, name: str) -> AgentIdentity | None:
         """Return an identity of this host for a server: one stored under the host's name, else under a device's name.
@@ -76,9 +71,21 @@ class Identities:
         Raises:
             Unavailable: a file cannot be read.
         """
-        devices = self._folder.glob(self._file(url, f"{glob.escape(name)}.*").name)
-        names = [name, *sorted(file.name.removesuffix(f"-{_server(url)}.json") for file in devices)]
+        names = [name, *(one for one in self.names(url) if one.startswith(f"{name}."))]
         return next(filter(None, (self.find(url, one) for one in names)), None)
+
+    def names(self, url: str) -> list[str]:
+        """Return the names under which this machine joined a server."""
+        end = f"-{_server(url)}.json"
+        return sorted(file.name.removesuffix(end) for file in self._folder.glob(f"*{end}"))
+
+    def urls(self) -> list[str]:
+        """Return the URLs of the servers that this machine joined, without those of files that cannot be read."""
+        found: list[AgentIdentity | None] = []
+        for file in sorted(self._folder.glob("*.json")):
+            with suppress(Unavailable):
+                found.append(_read(file))
+        return list(dict.fromkeys(one.url for one in found if one is not None and one.url is not None))
 
     def keep(self, url: str, name: str, identity: AgentIdentity) -> None:
         """Write an identity to its file, readable by its owner only."""
@@ -106,6 +113,29 @@ class Identities:
 
     def _file(self, url: str, name: str) -> Path:
         return self._folder / f"{name}-{_server(url)}.json"
+
+
+def _read(file: Path) -> AgentIdentity | None:
+    return read_stored(AgentIdentity, file, hint="delete it, and join with a new invite")
+
+
+def read_stored(kind: type[Model], file: Path, *, hint: str) -> Model | None:
+    """Return the object in a file that this program wrote; None if there is no such file.
+
+    Args:
+        kind: pydantic model of the object.
+        file: file with the object as JSON.
+        hint: what to do if the file cannot be read.
+
+    Raises:
+        Unavailable: the file cannot be read.
+    """
+    try:
+        return kind.model_validate_json(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as failure:
+        raise Unavailable(f"{file} cannot be read: {failure}", hint=hint) from failure
 
 
 def _server(url: str) -> str:
