@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from share_compute.settings import Settings
 from share_compute.store import Store
 from share_compute_api.app.app import create_app
 from share_compute_api.server.budget import Budget
+from share_compute_api.workers.isolated.messages import CheckInputs, Describe
 from share_compute_api.workers.isolated.pool import IsolatedProcesses, PoolLimits
 from share_compute_api.workers.isolated.process import bare_environment
 
@@ -622,6 +624,21 @@ def test_a_data_file_is_bounded(
     attack(plane, http, honest, lambda: http.post("/api/v1/jobs", json=job), said)
 
 
+def test_a_file_has_the_memory_that_the_tokenizer_of_another_submitter_takes(tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    large = spoil(tmp_path / "large", TOKENIZERS["vocabulary"][0])
+    file = tmp_path / "rows.parquet"
+    shared_text(file)
+    with closing(IsolatedProcesses(PoolLimits(processes=1, memory_bytes=LIMITS.memory_bytes))) as processes:
+        with pytest.raises(UserError, match="has token id"):
+            processes.ask(Describe(folder=large, version=1))
+        (first,) = processes.pids()
+        assert psutil.Process(first).memory_info().rss > LIMITS.memory_bytes * 3 // 4
+        processes.ask(CheckInputs(files=(file,), column="q", holds="text", taken=(), is_united=False))
+        (second,) = processes.pids()
+    assert second != first
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".txt"])
 def test_a_line_without_end_does_not_fill_the_memory_of_training(tmp_path: Path, suffix: str) -> None:
     file = tmp_path / f"rows{suffix}"
@@ -629,9 +646,9 @@ def test_a_line_without_end_does_not_fill_the_memory_of_training(tmp_path: Path,
 
     def read() -> None:
         with pytest.raises(UserError, match="has a line of more than"):
-            list(read_pieces([file], "text", tmp_path / "scratch"))
+            list(read_pieces([file], "text"))
 
-    list(read_pieces([short(tmp_path)], "text", tmp_path / "scratch"))  # imports what reads
+    list(read_pieces([short(tmp_path)], "text"))  # imports what reads
     assert grown_by(read) < MOST_GROWTH_BYTES
 
 

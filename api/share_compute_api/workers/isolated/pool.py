@@ -275,14 +275,15 @@ class _Runner:
     def _answer(self, question: Question[Result]) -> Result:
         """Return the answer to a question.
 
-        If the process dies while other tokenizers are loaded, those tokenizers may be the cause. The question is then
-        asked again in a new process.
+        If the process dies and holds other tokenizers, or what other files left in its memory, those may be the cause.
+        The question is then asked again in a new process.
         """
         if self._process is not None and not self._process.is_running:
             self._drop()  # the process ended while it was idle, so no question is the cause
         while True:
             folder = question.folder if isinstance(question, OfTokenizer) else None
-            is_shared = not question.needs_torch and self._process is not None and self._loaded.others(folder)
+            holds_others = folder is None or self._loaded.others(folder)
+            is_shared = not question.needs_torch and self._process is not None and holds_others
             try:
                 return self._ask(question)
             except OutOfTime:

@@ -7,6 +7,7 @@ torch only with the argument ``torch``.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import resource
@@ -264,6 +265,10 @@ def _reply(work: QuestionAnswerer, question: messages.AnyQuestion) -> BaseModel:
     try:
         return messages.Reply[Any](result=work.answer(question))
     except ShareComputeError as failure:
+        if _is_for_lack_of_memory(
+            failure
+        ):  # what this process has kept may be the reason, not what it just read
+            raise MemoryError from failure
         return _problem(failure)
     except MemoryError:
         raise
@@ -275,6 +280,15 @@ def _reply(work: QuestionAnswerer, question: messages.AnyQuestion) -> BaseModel:
 
         said = f"{question.subject} cannot be used: {type(failure).__name__}: {shortened(failure)}"
         return _problem(UserError(said, hint="use the files that the model was published with"))
+
+
+def _is_for_lack_of_memory(failure: BaseException) -> bool:
+    cause: BaseException | None = failure
+    while cause is not None:
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 def _problem(failure: ShareComputeError) -> BaseModel:
