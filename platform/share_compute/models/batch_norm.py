@@ -42,7 +42,7 @@ class BatchNorm(nn.Module):
             raise ValueError(f"momentum must be above 0 and at most 1, not {momentum}")
         if not eps > 0:
             raise ValueError(f"eps must be above 0, not {eps}")
-        self.eps, self.momentum = eps, momentum
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.weight = nn.Parameter(torch.empty(num_features)) if affine else None
         self.bias = nn.Parameter(torch.empty(num_features)) if affine else None
         self.running_mean = nn.Parameter(torch.empty(num_features))

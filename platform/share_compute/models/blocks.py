@@ -1,14 +1,17 @@
-"""Torch modules of declared layers, of blocks of layers, and of the heads of several tasks."""
+"""Torch modules of declared layers, blocks of them, and heads of several tasks; reasons why a layer does not fit."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from share_compute.errors import UserError
-from share_compute.models.batch_norm import BatchNorm1d, BatchNorm2d
+from share_compute.models.batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d
 from share_compute.models.blueprint import TaskHead
 from share_compute.specification.layers import LayerSpec, PlacedLayer, expanded
 
@@ -48,11 +51,19 @@ _SIZES = frozenset(
         "stride",
     }
 )  # fmt: skip
-"""Options that are at least 1. torch accepts some smaller ones, and fails later."""
+"""Options that are whole numbers of at least 1. torch accepts some others, and fails later."""
+_MOST_SIZE = 2**31 - 1
+_FIT = "make each layer's options fit the output of the layer before"
 _MISFITS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError)
 """Errors of torch for inputs that do not fit a module."""
 _WRONG_OPTIONS = (*_MISFITS, AssertionError, AttributeError)
 """Errors of torch for wrong options."""
+_IMAGE_DIMENSIONS = 4
+"""Number of dimensions of a batch of images: ``[batch, channels, height, width]``.
+
+torch takes an input of three dimensions for one image without a batch, so samples would be taken for channels.
+"""
+_MOST_SHOWN = 200
 
 
 class Chain(nn.ModuleDict):
@@ -91,19 +102,16 @@ class Chain(nn.ModuleDict):
         hidden = inputs
         for index, layer in self.items():
             shape = list(hidden.shape)
+            # Before the first step, meta tensors pass each layer. torch accepts some shapes that mix samples.
+            if hidden.is_meta and (wrong := misfit(layer, hidden, self._fields[index])) is not None:
+                raise self._unfit(index, shape, wrong)
             try:
                 hidden = layer(hidden)
             except torch.OutOfMemoryError:  # a RuntimeError, too
                 raise
             except _MISFITS as failure:
-                # A linear layer after images lacks a flatten layer.
-                if isinstance(layer, nn.Linear) and len(shape) < 4 and shape[-1] != layer.in_features:
-                    raise self._wrong_width(index, layer, shape) from failure
-                raise UserError(
-                    f"layer {self._labels[index]} does not fit its input of shape {shape}: {failure} "
-                    f"({self._fields[index]})",
-                    hint="make each layer's options fit the output of the layer before",
-                ) from failure
+                wrong = misfit(layer, hidden, self._fields[index]) or UnfitLayer(first_line(failure), _FIT)
+                raise self._unfit(index, shape, wrong) from failure
             if 0 in hidden.shape[1:]:
                 raise UserError(
                     f"layer {self._labels[index]} returns no numbers for an input of shape {shape} "
@@ -112,12 +120,11 @@ class Chain(nn.ModuleDict):
                 )
         return hidden
 
-    def _wrong_width(self, index: str, layer: nn.Linear, shape: list[int]) -> UserError:
-        field = self._fields[index]
+    def _unfit(self, index: str, shape: list[int], wrong: UnfitLayer) -> UserError:
         return UserError(
-            f"layer {self._labels[index]} does not fit its input of shape {shape}: it takes {layer.in_features} "
-            f"numbers ({field})",
-            hint=f"set {field}.options.in_features to {shape[-1]}",
+            f"layer {self._labels[index]} does not fit its input of shape {shape}: {wrong.reason} "
+            f"({self._fields[index]})",
+            hint=wrong.hint,
         )
 
 
@@ -232,15 +239,186 @@ def _built(placed: PlacedLayer, label: str) -> nn.Module:
                 hint=f"leave out {name}",
             )
     for name, value in spec.options.items():
-        if name in _SIZES and any(size < 1 for size in (value if isinstance(value, list) else (value,))):
+        sizes = value if isinstance(value, list) else (value,)
+        if name in _SIZES and not all(type(size) is int and 1 <= size <= _MOST_SIZE for size in sizes):
             raise UserError(
                 f"layer {label} ({spec.type}) has wrong options: {name} is {value} ({field})",
-                hint=f"make {name} at least 1",
+                hint=f"make {name} a whole number from 1 to {_MOST_SIZE}",
             )
     try:
         return kind(**spec.options)
     except _WRONG_OPTIONS as failure:
         raise UserError(
-            f"layer {label} ({spec.type}) has wrong options: {failure} ({field})",
+            f"layer {label} ({spec.type}) has wrong options: {first_line(failure)} ({field})",
             hint=f"give the arguments of torch.nn.{getattr(kind, '__name__', spec.type)}",
         ) from failure
+
+
+@dataclass(frozen=True, slots=True)
+class UnfitLayer:
+    """A reason why a layer does not fit its input.
+
+    Args:
+        reason: a clause that follows a colon.
+        hint: what to change.
+    """
+
+    reason: str
+    hint: str
+
+
+def misfit(layer: nn.Module, inputs: Tensor, field: str) -> UnfitLayer | None:
+    """Return why a layer does not fit its input; None if no reason is known.
+
+    Args:
+        layer: a module of `share_compute.models.blocks.MODULES`.
+        inputs: its input, ``[batch, ...]``; only the shape and the type of the numbers count.
+        field: path of the layer's field in the job file.
+    """
+    checks = (check for kinds, check in _CHECKS if isinstance(layer, kinds))
+    return next(filter(None, (check(layer, inputs, field) for check in checks)), None)
+
+
+def first_line(failure: Exception) -> str:
+    """Return the beginning of what torch says, which may be followed by its own stack, on one line."""
+    said = next(iter(str(failure).splitlines()), "") or type(failure).__name__
+    return said if len(said) <= _MOST_SHOWN else f"{said[:_MOST_SHOWN]}..."
+
+
+def _of_ids(_layer: Any, inputs: Tensor, _field: str) -> UnfitLayer | None:
+    if not inputs.is_floating_point():
+        return None
+    return UnfitLayer(
+        "it takes whole numbers, such as token ids",
+        "use linear for other numbers, or let the task read texts",
+    )
+
+
+def _of_images(_layer: Any, inputs: Tensor, _field: str) -> UnfitLayer | None:
+    if inputs.dim() == _IMAGE_DIMENSIONS:
+        return None
+    return UnfitLayer(
+        "it takes images, [batch, channels, height, width]",
+        "put an unflatten layer before it, or use a layer that takes this shape",
+    )
+
+
+def _of_channels(layer: Any, inputs: Tensor, field: str) -> UnfitLayer | None:
+    option = next(name for name in ("in_channels", "num_channels", "num_features") if hasattr(layer, name))
+    takes, gets = getattr(layer, option), inputs.shape[1] if inputs.dim() > 1 else 1
+    return None if takes == gets else UnfitLayer(f"it takes {takes} channels", _set(field, option, gets))
+
+
+def _of_groups(layer: Any, inputs: Tensor, field: str) -> UnfitLayer | None:
+    if math.prod(inputs.shape[1:]) > layer.num_groups:
+        return None
+    return UnfitLayer("each group has one number, which would become 0", _set(field, "num_groups", 1))
+
+
+def _of_linear(layer: Any, inputs: Tensor, field: str) -> UnfitLayer | None:
+    takes, gets = layer.in_features, inputs.shape[-1]
+    if takes == gets:
+        return None
+    is_image = inputs.dim() == _IMAGE_DIMENSIONS
+    hint = (
+        "put a flatten layer between the images and this layer"
+        if is_image
+        else _set(field, "in_features", gets)
+    )
+    return UnfitLayer(f"it takes {takes} numbers", hint)
+
+
+def _of_layer_norm(layer: Any, inputs: Tensor, field: str) -> UnfitLayer | None:
+    takes, sample = list(layer.normalized_shape), list(inputs.shape[1:])
+    gets = sample[-len(takes) :]
+    if takes == gets:
+        return None
+    return UnfitLayer(
+        f"it takes samples whose shape ends with {takes}", _set(field, "normalized_shape", gets)
+    )
+
+
+def _of_flatten(layer: Any, inputs: Tensor, field: str) -> UnfitLayer | None:
+    start, end, dimensions = layer.start_dim, layer.end_dim, inputs.dim()
+    first, last = (place + dimensions if place < 0 else place for place in (start, end))
+    if not 0 <= first <= last < dimensions:
+        return UnfitLayer(
+            f"it has no dimensions {start} to {end}", f"leave out start_dim and end_dim of {field}.options"
+        )
+    if first == 0 < last:
+        return UnfitLayer("dimension 0 is the batch, whose samples stay apart", _set(field, "start_dim", 1))
+    return None
+
+
+def _of_unflatten(layer: Any, inputs: Tensor, field: str) -> UnfitLayer | None:
+    place = layer.dim + inputs.dim() if layer.dim < 0 else layer.dim
+    if not 0 <= place < inputs.dim():
+        return UnfitLayer(f"it has no dimension {layer.dim}", _set(field, "dim", 1))
+    if place == 0:
+        return UnfitLayer("dimension 0 is the batch, whose samples stay apart", _set(field, "dim", 1))
+    sizes, gets = list(layer.unflattened_size), inputs.shape[place]
+    product = math.prod(sizes)
+    if product == gets or (sizes.count(-1) == 1 and product and gets % product == 0):
+        return None
+    return UnfitLayer(
+        f"{gets} numbers cannot be arranged as {sizes}",
+        f"let the product of {field}.options.unflattened_size be {gets}",
+    )
+
+
+def _of_padding(layer: Any, _inputs: Tensor, field: str) -> UnfitLayer | None:
+    padding, kernel = _pair(layer.padding), _pair(layer.kernel_size)
+    if all(pad <= size // 2 for pad, size in zip(padding, kernel, strict=True)):
+        return None
+    return UnfitLayer(
+        f"its padding of {padding[0]} x {padding[1]} is more than half of its kernel",
+        f"set {field}.options.padding to {min(kernel) // 2} or less",
+    )
+
+
+def _of_window(layer: Any, inputs: Tensor, _field: str) -> UnfitLayer | None:
+    dilation = _pair(getattr(layer, "dilation", 1))
+    spans = [step * (size - 1) + 1 for step, size in zip(dilation, _pair(layer.kernel_size), strict=True)]
+    height, width = (size + 2 * pad for size, pad in zip(inputs.shape[2:], _pair(layer.padding), strict=True))
+    if spans[0] <= height and spans[1] <= width:
+        return None
+    return UnfitLayer(
+        f"its kernel spans {spans[0]} x {spans[1]} positions, and the padded image has {height} x {width}",
+        "use a smaller kernel, more padding, or larger samples",
+    )
+
+
+def _set(field: str, option: str, value: object) -> str:
+    path = f"{field}.options.{option}"
+    return f"set {path} to {value}"
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    values = (size,) if isinstance(size, int) else tuple(size)
+    return values[0], values[-1]
+
+
+_CHECKS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[Any, Tensor, str], UnfitLayer | None]], ...] = (
+    ((nn.Embedding, nn.EmbeddingBag), _of_ids),
+    (
+        (
+            nn.AdaptiveAvgPool2d,
+            nn.AdaptiveMaxPool2d,
+            nn.AvgPool2d,
+            BatchNorm2d,
+            nn.Conv2d,
+            nn.Dropout2d,
+            nn.MaxPool2d,
+        ),
+        _of_images,
+    ),
+    ((nn.Conv2d, BatchNorm, nn.GroupNorm), _of_channels),
+    ((nn.GroupNorm,), _of_groups),
+    ((nn.Linear,), _of_linear),
+    ((nn.LayerNorm,), _of_layer_norm),
+    ((nn.Flatten,), _of_flatten),
+    ((nn.Unflatten,), _of_unflatten),
+    ((nn.AvgPool2d, nn.MaxPool2d), _of_padding),
+    ((nn.AvgPool2d, nn.Conv2d, nn.MaxPool2d), _of_window),
+)
+"""Kinds of layers, and what to check for them, in this order."""
