@@ -39,6 +39,7 @@ ShareComputeError
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -404,6 +405,30 @@ def as_ours(failure: Exception) -> ShareComputeError:
         f"{type(failure).__name__}: {failure}",
         hint="look at the job's log; if the cause is not yours, report it",
     )
+
+
+_MEMORY_TEXTS = (
+    "DefaultCPUAllocator", "allocate memory", "bad_alloc", "cannot map zero-fill", "failed to map segment",
+    "launch worker thread", "out of memory", "start new thread",
+)  # fmt: skip
+"""Parts of messages of the system, C++, torch, pyarrow, Pillow and Python if main memory is lacking."""
+
+
+def is_out_of_memory(failure: BaseException | None) -> bool:
+    """Return whether lack of main memory caused an error.
+
+    Python, the system and libraries raise different errors. C code that ignores a failed allocation makes Python raise
+    SystemError, and a library that finds no memory for itself makes it raise ImportError.
+    """
+    while failure is not None:
+        is_of_system = isinstance(failure, OSError) and failure.errno == errno.ENOMEM
+        if is_of_system or isinstance(failure, MemoryError | SystemError):
+            return True
+        has_users_words = isinstance(failure, ShareComputeError | ValueError)
+        if not has_users_words and any(text in str(failure) for text in _MEMORY_TEXTS):
+            return True
+        failure = failure.__cause__ or failure.__context__
+    return False
 
 
 def error_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import pickle
 from collections.abc import Iterator
 
@@ -18,7 +19,9 @@ from share_compute.errors import (
     ShareComputeError,
     Unavailable,
     UserError,
+    is_out_of_memory,
 )
+from share_compute.files.field_errors import Problems
 
 
 def family(root: type[ShareComputeError] = ShareComputeError) -> Iterator[type[ShareComputeError]]:
@@ -68,3 +71,37 @@ def test_facts_leave_out_what_is_not_known() -> None:
 def test_retryable_and_fixable_errors_are_apart() -> None:
     assert not issubclass(ContributorLost, UserError)
     assert 400 <= UserError.status < 500 <= ContributorLost.status
+
+
+def caused(failure: Exception, by: Exception) -> Exception:
+    failure.__cause__ = by
+    return failure
+
+
+@pytest.mark.parametrize(
+    ("failure", "is_lack"),
+    [
+        (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ENOENT, "No such file"), False),
+        (SystemError("error return without exception set"), True),
+        (ImportError("libarrow.so: failed to map segment from shared object"), True),
+        (RuntimeError("can't start new thread"), True),
+        (RuntimeError("the sizes differ"), False),
+        (caused(UserError("the file cannot be read"), by=MemoryError()), True),
+        (caused(UserError("the column 'out of memory' is missing"), by=ValueError("out of memory")), False),
+    ],
+)
+def test_a_lack_of_memory_is_known_by_its_cause(failure: Exception, is_lack: bool) -> None:
+    assert is_out_of_memory(failure) is is_lack
+
+
+def test_a_lack_of_memory_is_known_among_other_problems() -> None:
+    problems = Problems()
+    with problems.noted("data"):
+        raise UserError("the column is missing")
+    with problems.noted("data"):
+        raise UserError("the file cannot be read") from MemoryError()
+    with pytest.raises(UserError) as raised:
+        problems.require_none()
+    assert is_out_of_memory(raised.value)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from share_compute.errors import ShareComputeError, Unavailable
+from share_compute.errors import ShareComputeError, Unavailable, is_out_of_memory
 from share_compute.files.strict import StrictModel
 from share_compute.planning.cost.timings import MachineTimings
 from share_compute.planning.plan import Plan
@@ -198,7 +198,7 @@ def main() -> None:
     except ShareComputeError as failure:
         _refuse(failure, answer)
     except (MemoryError, OSError, RuntimeError, ImportError, SystemError) as failure:
-        if not _is_out_of_memory(failure):
+        if not is_out_of_memory(failure):
             raise
         needed = (
             f"planning this takes more than the {bytes_text(memory_bytes)} of memory that the server gives it"
@@ -207,15 +207,6 @@ def main() -> None:
         _refuse(Unavailable(needed, hint=f"ask for fewer machines or layers, or {alone}"), answer)
     else:
         json.dump({"report": report.model_dump(mode="json")}, answer)
-
-
-def _is_out_of_memory(failure: BaseException | None) -> bool:
-    """Return whether lack of memory caused an error. Python, the system, torch and C code raise different errors."""
-    while failure is not None:
-        if isinstance(failure, MemoryError | SystemError) or "allocate memory" in str(failure):
-            return True
-        failure = failure.__cause__ or failure.__context__
-    return False
 
 
 def _refuse(failure: ShareComputeError, answer: TextIO) -> None:

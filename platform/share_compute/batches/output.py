@@ -132,6 +132,8 @@ def _united(files: Sequence[Path]) -> Any:
             schemas.append(parquet.read_schema(opened).remove_metadata())
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
+    except MemoryError:  # pyarrow's is an ArrowException, too
+        raise
     except pa.ArrowException as failure:
         raise UserError(
             f"the columns of the files do not fit together: {failure}",
@@ -192,6 +194,8 @@ def _array(name: str, values: list[Any], type_: Any) -> Any:
         )
     try:
         return pa.array(values, type_)
+    except MemoryError:  # pyarrow's is an ArrowException, too
+        raise
     except (pa.ArrowException, OverflowError, UnicodeEncodeError) as failure:
         raise _Unfit(name) from failure
 
@@ -216,6 +220,8 @@ def _common(known: Any, values: list[Any]) -> Any:
     try:
         schemas = [pa.schema([("", type_)]) for type_ in (known, pa.array(values).type)]
         return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except MemoryError:  # pyarrow's is an ArrowException, too
+        raise
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
         return None
 
@@ -224,6 +230,8 @@ def _can_be_written(type_: Any) -> bool:
     """Return whether Parquet can store the type; it cannot store structs without fields."""
     try:
         parquet.write_table(pa.table({"": pa.array([], type_)}), pa.BufferOutputStream())
+    except MemoryError:  # pyarrow's is an ArrowException, too
+        raise
     except pa.ArrowException:
         return False
     return True

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from share_compute.errors import UserError
+from share_compute.errors import UserError, is_out_of_memory
 from share_compute.files.plain_yaml import json_words
 from share_compute.files.problem_words import problem_text
 
@@ -128,7 +128,9 @@ class Problems:
         ]
         found = _of_fields(named, failure.hint, failure.details.get("more", 0))
         details = {**failure.details, **found.details}
-        self._found.append(type(failure)(found.message, hint=failure.hint, details=details))
+        noted = type(failure)(found.message, hint=failure.hint, details=details)
+        noted.__cause__ = failure
+        self._found.append(noted)
 
     def require_none(self) -> None:
         """Raise all collected errors as one `UserError`; do nothing if there are none."""
@@ -139,7 +141,8 @@ class Problems:
         fields = [one for failure in self._found for one in _fields_of(failure)]
         hints = dict.fromkeys(failure.hint for failure in self._found if failure.hint)
         left_out = sum(failure.details.get("more", 0) for failure in self._found)
-        raise _of_fields(fields, "; ".join(hints), left_out)
+        cause = next(filter(is_out_of_memory, self._found), self._found[0])
+        raise _of_fields(fields, "; ".join(hints), left_out) from cause
 
 
 def _fields_of(failure: UserError) -> list[dict[str, Any]]:

@@ -181,3 +181,6 @@ def test_the_tokenizers_that_were_used_last_are_kept() -> None:
     kept.put(Path("new"), 1, "new")
     assert kept.get(Path("1"), 1) is None
     assert kept.get(Path("0"), 1) == "0"
+    kept.forget(Path("0"))
+    assert kept.get(Path("0"), 1) is None
+    kept.forget(Path("0"))

@@ -19,10 +19,6 @@ class Kept(Generic[Thing]):
     def __init__(self) -> None:
         self._things: OrderedDict[Path, tuple[int, Thing]] = OrderedDict()
 
-    def others(self, folder: Path | None) -> bool:
-        """Return whether a folder other than ``folder`` has an entry."""
-        return any(kept != folder for kept in self._things)
-
     def has(self, folder: Path, version: int) -> bool:
         """Return whether the folder has an entry with this version."""
         found = self._things.get(folder)
@@ -34,6 +30,10 @@ class Kept(Generic[Thing]):
             return None
         self._things.move_to_end(folder)
         return self._things[folder][1]
+
+    def forget(self, folder: Path) -> None:
+        """Remove the folder's entry, if there is one."""
+        self._things.pop(folder, None)
 
     def put(self, folder: Path, version: int, thing: Thing) -> None:
         """Store an entry and remove the folder's earlier entry; if the cache is full, evict the least recently used."""

@@ -20,6 +20,8 @@ HEADER = struct.Struct("<I")
 MOST_QUESTION_BYTES = 32 << 20
 MOST_ANSWER_BYTES = 64 << 20
 """Largest accepted answer; a vocabulary of a million tokens fits."""
+OUT_OF_MEMORY = "too_much_memory"
+"""Code of the error about a question for which a process reached its memory limit."""
 OUT_OF_MEMORY_STATUS = 77
 """Exit status of a process that reached its memory limit."""
 MOST_DETAIL = 16_384

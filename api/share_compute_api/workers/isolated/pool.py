@@ -24,13 +24,22 @@ from pydantic import BaseModel
 from share_compute.errors import Busy, ShareComputeError, Unavailable, UserError
 from share_compute.quantities import bytes_text
 from share_compute_api.workers.isolated.kept import Kept
-from share_compute_api.workers.isolated.messages import OUT_OF_MEMORY_STATUS, Load, OfTokenizer, Question
+from share_compute_api.workers.isolated.messages import (
+    OUT_OF_MEMORY,
+    OUT_OF_MEMORY_STATUS,
+    Load,
+    OfTokenizer,
+    Question,
+)
 from share_compute_api.workers.isolated.process import IsolatedProcess, OutOfTime, ProcessEnded
 
 _RETRY_AFTER_S = 5
 _MOST_KNOWN = 64
-_ABORTS = (-signal.SIGABRT, OUT_OF_MEMORY_STATUS)
-"""Exit statuses of a process that ran out of memory. Libraries written in Rust abort when memory runs out."""
+_ABORTS = (-signal.SIGABRT, OUT_OF_MEMORY_STATUS, 127)
+"""Exit statuses of a process that ran out of memory.
+
+Libraries written in Rust abort when memory runs out. The dynamic linker ends the process with status 127.
+"""
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -235,6 +244,8 @@ class _Runner:
         self._inbox: SimpleQueue[_PendingQuestion | None] = SimpleQueue()
         self._process: IsolatedProcess | None = None
         self._loaded: Kept[object] = Kept()
+        self._sources: set[str] = set()
+        """Sources of the questions that the process was asked; two of them, if there are more."""
         self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="isolated-process", daemon=True)
         self._thread.start()
@@ -275,17 +286,19 @@ class _Runner:
     def _answer(self, question: Question[Result]) -> Result:
         """Return the answer to a question.
 
-        If the process dies and holds other tokenizers, or what other files left in its memory, those may be the cause.
-        The question is then asked again in a new process.
+        If a process runs out of memory or dies, and has answered questions of other sources, what these left in it may
+        be the cause. The question is then asked once more, in a new process.
         """
         if self._process is not None and not self._process.is_running:
             self._drop()  # the process ended while it was idle, so no question is the cause
         while True:
-            folder = question.folder if isinstance(question, OfTokenizer) else None
-            holds_others = folder is None or self._loaded.others(folder)
-            is_shared = not question.needs_torch and self._process is not None and holds_others
+            is_shared = not question.needs_torch and not self._sources <= {question.source}
             try:
                 return self._ask(question)
+            except UserError as failure:
+                if not (is_shared and failure.details.get("code") == OUT_OF_MEMORY):
+                    raise
+                self._drop()
             except OutOfTime:
                 self._drop()
                 raise self._too_slow(question) from None
@@ -295,6 +308,7 @@ class _Runner:
                     raise _ending() from None
                 if not is_shared:
                     raise self._died(question, ended.status) from None
+            _log.info("%s of %s: asked again in a new process", question.subject, question.source)
 
     def _ask(self, question: Question[Result]) -> Result:
         if self._has_ended:
@@ -303,10 +317,15 @@ class _Runner:
             return self._ask_with_torch(question)
         if self._process is None:
             self._process = _started(self._limits)
+            if self._has_ended:  # `end` found no process to interrupt
+                raise _ending()
+        if len(self._sources) < 2:
+            self._sources.add(question.source)
         # `get` marks the tokenizer as used, as the process itself does. Both then evict the same tokenizer.
         if isinstance(question, OfTokenizer) and not self._loaded.get(question.folder, question.version):
-            self._loaded.put(question.folder, question.version, object())
+            self._loaded.forget(question.folder)
             self._process.ask(Load(folder=question.folder, version=question.version), self._limits.load_s)
+            self._loaded.put(question.folder, question.version, object())
         return self._process.ask(question, self._limits.time_s)
 
     def _ask_with_torch(self, question: Question[Result]) -> Result:
@@ -324,7 +343,7 @@ class _Runner:
         return answer
 
     def _drop(self) -> None:
-        process, self._process, self._loaded = self._process, None, Kept()
+        process, self._process, self._loaded, self._sources = self._process, None, Kept(), set()
         if process is not None:
             process.kill()
 
@@ -344,7 +363,7 @@ class _Runner:
                 f"{question.subject} took more than {bytes_text(self._limits.memory_bytes)} of memory "
                 "on this request",
                 hint=question.hint,
-                details={"code": "too_much_memory"},
+                details={"code": OUT_OF_MEMORY},
             )
         if status == -signal.SIGKILL:
             return Unavailable(

@@ -7,7 +7,6 @@ torch only with the argument ``torch``.
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import resource
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pydantic import BaseModel
 
-from share_compute.errors import ShareComputeError, UserError
+from share_compute.errors import ShareComputeError, UserError, is_out_of_memory
 from share_compute_api.workers.isolated import messages
 from share_compute_api.workers.isolated.kept import Kept
 from share_compute_api.workers.isolated.weight_index import weight_files
@@ -72,6 +71,7 @@ class QuestionAnswerer:
 
         found = self._tokenizers.get(question.folder, question.version)
         if found is None:
+            self._tokenizers.forget(question.folder)  # both versions may not fit
             found = ServedTokenizer(question.folder)
             self._tokenizers.put(question.folder, question.version, found)
         return found
@@ -204,14 +204,13 @@ def main() -> None:
     limit_memory(more_bytes)
     work = QuestionAnswerer()
     _send(answers, messages.Done())
-    while (question := _next(sys.stdin.buffer)) is not None:
-        try:
-            reply = _reply(work, question)
-        except MemoryError:
-            os._exit(messages.OUT_OF_MEMORY_STATUS)
-        _send(answers, reply)
-        if not isinstance(question, messages.OfTokenizer):
-            gc.collect()  # tracebacks of exceptions may refer to frames that hold large parts of a file
+    try:
+        while (question := _next(sys.stdin.buffer)) is not None:
+            _send(answers, _reply(work, question))
+            if not isinstance(question, messages.OfTokenizer):
+                gc.collect()  # tracebacks of exceptions may refer to frames that hold large parts of a file
+    except MemoryError:
+        os._exit(messages.OUT_OF_MEMORY_STATUS)
 
 
 class _NoTorch(MetaPathFinder):
@@ -224,9 +223,10 @@ class _NoTorch(MetaPathFinder):
 
 
 def _import_all() -> None:
-    """Import the modules that questions need.
+    """Import the modules that most questions need.
 
-    The imports count neither towards the memory limit nor towards the time limit of the first question.
+    The imports count neither towards the memory limit nor towards the time limit of the first question. Libraries that
+    read data files are imported by the first question that needs them, because few processes do.
     """
     # Prevent the import of torch, which takes seconds and 300 MB. Configuration classes import torch but do not need
     # it.
@@ -265,15 +265,11 @@ def _reply(work: QuestionAnswerer, question: messages.AnyQuestion) -> BaseModel:
     try:
         return messages.Reply[Any](result=work.answer(question))
     except ShareComputeError as failure:
-        if _is_for_lack_of_memory(
-            failure
-        ):  # what this process has kept may be the reason, not what it just read
-            raise MemoryError from failure
-        return _problem(failure)
+        return _problem(_within_limit(failure, question) if is_out_of_memory(failure) else failure)
     except MemoryError:
         raise
     except BaseException as failure:
-        if "DefaultCPUAllocator" in str(failure):  # torch lacks memory
+        if is_out_of_memory(failure):
             raise MemoryError from failure
         # A panic of a Rust library is not an Exception.
         from share_compute_api.workers.isolated.tokenizer import shortened
@@ -282,13 +278,10 @@ def _reply(work: QuestionAnswerer, question: messages.AnyQuestion) -> BaseModel:
         return _problem(UserError(said, hint="use the files that the model was published with"))
 
 
-def _is_for_lack_of_memory(failure: BaseException) -> bool:
-    cause: BaseException | None = failure
-    while cause is not None:
-        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno == errno.ENOMEM):
-            return True
-        cause = cause.__cause__
-    return False
+def _within_limit(failure: ShareComputeError, question: messages.AnyQuestion) -> ShareComputeError:
+    """Return the error with the code and the hint of the memory limit, which was reached where the error arose."""
+    details = {**failure.details, "code": messages.OUT_OF_MEMORY}
+    return UserError(failure.message, hint=question.hint, details=details)
 
 
 def _problem(failure: ShareComputeError) -> BaseModel:
