@@ -15,7 +15,8 @@ import psutil
 import pytest
 from tests.conftest import wait_for
 from tests.hosts.network import Direction, Host, Network, why_not
-from tests.hosts.shim import Line
+from tests.hosts.shim import LIMIT, Line
+from tests.ray_nodes import title
 
 UNANSWERED_S = 0.3
 """Time to wait for a packet that must not arrive. Packets between namespaces take far less than a millisecond."""
@@ -325,6 +326,14 @@ def test_delayed_frames_are_on_their_way_at_the_same_time() -> None:
     assert line.due_at() is None
 
 
+def test_a_line_drops_what_its_queue_cannot_hold() -> None:
+    line = Line(delay_s=0.2, bytes_per_s=1e6)
+    for number in range(2 * LIMIT):
+        line.push(number.to_bytes(100), now=10.0)
+    assert [line.pop(1e6) for _ in range(LIMIT)] == [number.to_bytes(100) for number in range(LIMIT)]
+    assert line.pop(1e6) is None
+
+
 @pytest.mark.parametrize("is_sending", [True, False])
 def test_a_slow_link_limits_the_rate_of_each_direction(hosts: Hosts, is_sending: bool) -> None:
     rate, size = 2e6, 1 << 20
@@ -350,7 +359,7 @@ def test_a_slow_link_drops_what_its_queue_cannot_hold(hosts: Hosts) -> None:
     while received[-1] == sent:
         received.pop()
     assert received == sorted(received)
-    assert 900 <= len(received) < sent
+    assert 0 < len(received) < sent
 
 
 def test_a_host_behind_nat_can_have_a_slow_link(hosts: Hosts) -> None:
@@ -384,9 +393,7 @@ def test_a_network_leaves_nothing_behind() -> None:
             assert reaches(natted, host.address)
         left_open = host.slow(delay_s=0.01)
         left_open.__enter__()
-        (shim,) = (
-            each for each in psutil.Process().children() if any("shim" in word for word in each.cmdline())
-        )
+        (shim,) = (each for each in psutil.Process().children() if "shim" in title(each))
         assert len(namespaces(host.bridge)) == 4, "a bridge, a router and two hosts"
     assert namespaces(host.bridge) == []
     wait_for(lambda: shim.status() == psutil.STATUS_ZOMBIE, "the end of the shim", ANSWERED_S)

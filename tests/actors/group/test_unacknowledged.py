@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from tests.conftest import wait_for
 
+from share_compute_actors.training.member import unacknowledged
 from share_compute_actors.training.member.unacknowledged import Unacknowledged
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster")]
@@ -31,13 +33,16 @@ class Receiver:
         self._may_answer.set()
 
 
-def test_messages_are_repeated_until_they_are_acknowledged() -> None:
+def test_messages_are_repeated_until_they_are_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(unacknowledged, "time", SimpleNamespace(monotonic=lambda: now_s))
     receiver: Any = Receiver.remote()  # type: ignore[attr-defined]
     kept = Unacknowledged()
     kept.add(receiver.receive.remote(), KEY, b"first")
     kept.add(receiver.receive.remote(), KEY, b"second")
     assert kept.overdue() == (), "they were sent a moment ago"
-    wait_for(lambda: kept.overdue() == ((KEY, b"first"), (KEY, b"second")), "both to be late")
+    now_s += 1.0
+    assert kept.overdue() == ((KEY, b"first"), (KEY, b"second"))
     ray.get(receiver.answer.remote())
     wait_for(lambda: kept.overdue() == (), "their acknowledgement")
     ray.kill(receiver)

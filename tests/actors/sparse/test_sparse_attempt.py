@@ -167,9 +167,9 @@ def test_a_killed_process_is_replaced_in_mid_training(
 def test_a_killed_worker_of_cocoa_loses_one_round(
     files: dict[str, str], topology: Topology, nodes: list[Any], tmp_path: Path
 ) -> None:
-    spec = job({"name": "svm", "l2": 1e-2}, files, passes=12, workers=3)
+    spec = job({"name": "svm", "l2": 1e-2}, files, passes=100, workers=3)
     quiet = attempted(spec, topology, tmp_path)
-    assert quiet[-1].reason.startswith("solved in 12 rounds"), quiet[-1]  # type: ignore[union-attr]
+    assert quiet[-1].reason.startswith("solved in 100 rounds"), quiet[-1]  # type: ignore[union-attr]
     disturbed = attempted(spec, topology, tmp_path, killer(nodes, "DualRowsWorker", 3))
     assert [event.loss for event in of(disturbed, "step")] == [event.loss for event in of(quiet, "step")]
     assert disturbed[-1].reason == quiet[-1].reason  # type: ignore[union-attr]

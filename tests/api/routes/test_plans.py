@@ -292,7 +292,9 @@ class TestOnPaper:
 def test_a_server_that_ends_does_not_wait_for_plans(plane: Any) -> None:
     plans = plane.app.state.context.plans
     with Client(plane.url, plane.api_key) as client, ThreadPoolExecutor() as threads:
-        pending = threads.submit(client.plan, llama(), topology=TopologyDocument.model_validate(machines()))
+        job = llama()
+        job["model"]["config"]["intermediate_size"] = 200  # no other test's plan has measured this model
+        pending = threads.submit(client.plan, job, topology=TopologyDocument.model_validate(machines()))
         # Only a plan that no process has answered yet can be cancelled.
         wait_until(lambda: plans.under_way or pending.done())
         plane.server.stop()

@@ -15,6 +15,7 @@ from tests.api.conftest import Plane
 from share_compute_api.agent.client import AgentClient
 from share_compute_api.client.client import Client
 from share_compute_api.client.load import LoadReader
+from share_compute_api.control.machines import utilization
 from share_compute_api.control.machines.utilization import UtilizationMonitor
 from share_compute_api.schemas.utilization import Utilization
 
@@ -33,8 +34,14 @@ def machine(plane: Plane) -> tuple[str, str]:
 
 
 def test_what_an_agent_reports_is_shown_everywhere(
-    plane: Plane, client: Client, http: httpx.Client, machine: tuple[str, str], run: Callable[..., Any]
+    plane: Plane,
+    client: Client,
+    http: httpx.Client,
+    machine: tuple[str, str],
+    run: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(utilization, "FRESH", timedelta(hours=1))
     contributor_id, key = machine
     assert http.get(f"/contributors/{contributor_id}").json()["utilization"] is None
     assert client.utilization().machines == {}

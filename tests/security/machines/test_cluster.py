@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.ray_nodes import title
 
 from share_compute.lifecycle.states import ContributorState
 from share_compute_actors.machine import confine
@@ -109,13 +110,11 @@ def run_on_head(server: Any, token: str, *work: str) -> dict[str, Any]:
     """Run code on the head as a user of the server's machine who has only a token; return what the code could do."""
     pid = json.loads((server.data_folder / SERVER_FILE).read_text())["pid"]
     raylet = next(
-        child
+        said
         for child in psutil.Process(pid).children(recursive=True)
-        if child.name() == "raylet" and "--head" in child.cmdline()
+        if "/raylet " in (said := title(child)) and " --head" in said
     )
-    options = dict(
-        part[2:].split("=", 1) for part in raylet.cmdline() if part.startswith("--") and "=" in part
-    )
+    options = dict(part[2:].split("=", 1) for part in raylet.split() if part.startswith("--") and "=" in part)
     done = subprocess.run(
         [
             *(sys.executable, "-c", _ON_THE_HEAD, options["gcs-address"], str(server.data_folder), str(pid)),

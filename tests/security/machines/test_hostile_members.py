@@ -39,7 +39,8 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
-STEPS = 40
+STEPS = 300
+"""The jobs last long enough for a test to act after their third step."""
 DEADLINE_S = 180.0
 
 
@@ -137,7 +138,9 @@ def test_a_job_that_has_only_a_hostile_machine_fails(
             hostile.step("pickles")
 
     alone = Topology(both.contributors[1:])
-    reported = attempt(job(tmp_path, members=1), machines=alone, on_event=on_event)
+    endless = job(tmp_path, members=1)
+    endless["training"]["steps"] = 100_000
+    reported = attempt(endless, machines=alone, on_event=on_event)
     assert not hostile.marker.exists(), hostile.marker.read_text()
     assert reported[-1].type == "ended"
     assert reported[-1].outcome == "failed"

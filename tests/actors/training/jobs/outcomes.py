@@ -84,7 +84,10 @@ def killing(node: Any, at_step: int) -> tuple[Callable[[AttemptEvent, Any], None
 def require_no_change_by_a_kill(
     attempt: Attempt, document: dict[str, Any], folder: Path, node: Any, *, at_step: int = 5
 ) -> None:
-    """Run a job twice, and kill the members on a node in the second run (see `killing`): the results must be equal."""
+    """Run a job twice, and kill the members on a node in the second run (see `killing`): the results must be equal.
+
+    The job needs hundreds of steps, because it must not end before the backups are there and the kill is done.
+    """
     calm = succeeded(attempt(document, folder=folder / "calm"))
     kill, killed = killing(node, at_step)
     rough = succeeded(attempt(document, folder=folder / "rough", on_event=kill))

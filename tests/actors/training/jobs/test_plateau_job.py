@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from sklearn.datasets import load_wine
-from tests.actors.training.jobs.outcomes import losses_of, succeeded, weights_of
+from tests.actors.training.jobs.outcomes import killing, losses_of, succeeded, weights_of
 from tests.actors.training.jobs.test_tasks import job, network, written
-from tests.ray_nodes import Attempt, processes_on
+from tests.ray_nodes import Attempt
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -52,9 +50,9 @@ def test_lost_machines_and_resumed_jobs_have_the_same_rates_and_weights(
     layout: dict[str, int], attempt: Attempt, tmp_path: Path, nodes: list[Any]
 ) -> None:
     training: dict[str, Any] = {
-        "steps": 30,
-        "validate_every": 3,
-        "checkpoint_every": 10,
+        "steps": 300,
+        "validate_every": 30,
+        "checkpoint_every": 100,
         "optimizer": {"learning_rate": RATE},
         "schedule": {"name": "reduce_on_plateau", "options": OPTIONS},
     }
@@ -63,21 +61,14 @@ def test_lost_machines_and_resumed_jobs_have_the_same_rates_and_weights(
     calm = succeeded(attempt(document, folder=tmp_path / "calm"))
     assert rates_of(calm) == replayed(calm)
     assert len(set(rates_of(calm).values())) > 2
-    killed: list[int] = []
-
-    def kill(event: AttemptEvent, _coordinator: Any) -> None:
-        if event.type == "step" and event.step >= 16 and not killed:
-            killed.extend(process.pid for process in processes_on(nodes[1], "Member"))
-            for pid in killed:
-                os.kill(pid, signal.SIGKILL)
-
+    kill, killed = killing(nodes[1], 5)
     rough = succeeded(attempt(document, folder=tmp_path / "rough", on_event=kill))
     assert killed
-    checkpoint = next(e.path for e in calm if e.type == "checkpoint" and e.step == 10)
+    checkpoint = next(e.path for e in calm if e.type == "checkpoint" and e.step == 100)
     resumed = succeeded(attempt(document, checkpoint=checkpoint, number=2, folder=tmp_path / "resumed"))
     assert losses_of(rough) == losses_of(calm)
     assert rates_of(rough) == rates_of(calm)
-    assert rates_of(resumed) == {step: rate for step, rate in rates_of(calm).items() if step > 10}
+    assert rates_of(resumed) == {step: rate for step, rate in rates_of(calm).items() if step > 100}
     weights = weights_of(tmp_path / "calm")
     for folder in ("rough", "resumed"):
         again = weights_of(tmp_path / folder)

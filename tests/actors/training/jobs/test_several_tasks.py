@@ -189,7 +189,7 @@ def test_one_task_gives_the_bits_of_a_job_without_tasks(
 def test_a_kill_leaves_the_same_weights_and_metrics(
     attempt: Attempt, tmp_path: Path, nodes: list[Any], table: Path
 ) -> None:
-    document = job(table, 3, steps=40, batch_size=48, microbatches=6, validate_every=10)
+    document = job(table, 3, steps=300, batch_size=48, microbatches=6, validate_every=100)
     document["parallelism"]["members_per_stage"] = 2
     require_no_change_by_a_kill(attempt, document, tmp_path, nodes[1])
 

@@ -129,9 +129,9 @@ def test_tiles_have_the_same_bits_in_all_layouts_and_the_losses_of_whole_images(
 def test_a_kill_changes_no_bit(
     attempt: Attempt, tmp_path: Path, nodes: list[Any], pictures: Path, slicing: Any, layout: dict[str, int]
 ) -> None:
-    document = job(pictures, slicing, steps=40)
+    document = job(pictures, slicing, steps=200)
     document["parallelism"] = {**document["parallelism"], **layout}
-    document["training"]["validate_every"] = 10
+    document["training"]["validate_every"] = 50
     require_no_change_by_a_kill(attempt, document, tmp_path, nodes[1])
 
 

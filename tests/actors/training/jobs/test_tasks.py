@@ -152,7 +152,7 @@ def test_a_kill_leaves_the_same_weights_and_metrics(
     attempt: Attempt, tmp_path: Path, nodes: list[Any]
 ) -> None:
     data = written(tmp_path / "csv", load_wine)
-    training = {"steps": 40, "validate_every": 10, "loss": {"class_weights": "balanced", "name": "hinge"}}
+    training = {"steps": 300, "validate_every": 100, "loss": {"class_weights": "balanced", "name": "hinge"}}
     document = job(data, "tabular_classification", network(13, 3), training, members_per_stage=2)
     require_no_change_by_a_kill(attempt, document, tmp_path, nodes[1])
 

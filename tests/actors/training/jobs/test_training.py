@@ -335,7 +335,7 @@ def test_a_member_that_dies_before_the_first_step_is_done_without(
             killed.append(pid)
             os.kill(pid, signal.SIGKILL)
 
-    events = attempt(job(corpus, training={"steps": 20}, stages=2, backups=False), on_event=kill)
+    events = attempt(job(corpus, training={"steps": 200}, stages=2, backups=False), on_event=kill)
     assert killed or moment == "planned"  # at that moment the process may not exist yet
     assert ending(events).outcome == "succeeded", ending(events).reason
     notes = [event.message for event in events if event.type == "note"]

@@ -329,7 +329,7 @@ def test_a_job_recovers_from_the_loss_of_a_rank(
     for number, (name, on_event) in enumerate(runs.items(), start=1):
         folder = tmp_path / name
         events = attempt(
-            job(corpus, 20, tensor=2),
+            job(corpus, 100, tensor=2),
             number=number,
             folder=folder,
             on_event=on_event,
@@ -342,7 +342,7 @@ def test_a_job_recovers_from_the_loss_of_a_rank(
     assert ended
     assert digests[0] == digests[1]
     assert losses["calm"] == losses["killed"]
-    alone = losses_of(attempt(job(corpus, 20), number=3, folder=tmp_path / "alone"))
+    alone = losses_of(attempt(job(corpus, 100), number=3, folder=tmp_path / "alone"))
     for step in range(1, 7):  # later, rounding adds up
         assert losses["calm"][step] == pytest.approx(alone[step], abs=1e-5)
 
