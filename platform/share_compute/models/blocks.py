@@ -52,6 +52,8 @@ _SIZES = frozenset(
     }
 )  # fmt: skip
 """Options that are whole numbers of at least 1. torch accepts some others, and fails later."""
+_PAIRS = frozenset({"dilation", "kernel_size", "output_size", "padding", "stride"})
+"""Options that are one number, or one for the height and one for the width."""
 _MOST_SIZE = 2**31 - 1
 _FIT = "make each layer's options fit the output of the layer before"
 _MISFITS = (RuntimeError, ValueError, LookupError, TypeError, ArithmeticError)
@@ -245,6 +247,11 @@ def _built(placed: PlacedLayer, label: str) -> nn.Module:
                 f"layer {label} ({spec.type}) has wrong options: {name} is {value} ({field})",
                 hint=f"make {name} a whole number from 1 to {_MOST_SIZE}",
             )
+        if name in _PAIRS and isinstance(value, list) and len(value) != 2:
+            raise UserError(
+                f"layer {label} ({spec.type}) has wrong options: {name} is {value} ({field})",
+                hint=f"give {name} one number, or two: for the height and for the width",
+            )
     try:
         return kind(**spec.options)
     except _WRONG_OPTIONS as failure:
@@ -276,7 +283,10 @@ def misfit(layer: nn.Module, inputs: Tensor, field: str) -> UnfitLayer | None:
         field: path of the layer's field in the job file.
     """
     checks = (check for kinds, check in _CHECKS if isinstance(layer, kinds))
-    return next(filter(None, (check(layer, inputs, field) for check in checks)), None)
+    try:
+        return next(filter(None, (check(layer, inputs, field) for check in checks)), None)
+    except (TypeError, ValueError):  # an option has a value of a wrong kind, which torch refuses
+        return None
 
 
 def first_line(failure: Exception) -> str:
@@ -380,7 +390,9 @@ def _of_window(layer: Any, inputs: Tensor, _field: str) -> UnfitLayer | None:
     dilation = _pair(getattr(layer, "dilation", 1))
     spans = [step * (size - 1) + 1 for step, size in zip(dilation, _pair(layer.kernel_size), strict=True)]
     height, width = (size + 2 * pad for size, pad in zip(inputs.shape[2:], _pair(layer.padding), strict=True))
-    if spans[0] <= height and spans[1] <= width:
+    # With ceil_mode, a window may end beyond the padded image by less than a stride.
+    beyond = [step - 1 if getattr(layer, "ceil_mode", False) else 0 for step in _pair(layer.stride)]
+    if spans[0] <= height + beyond[0] and spans[1] <= width + beyond[1]:
         return None
     return UnfitLayer(
         f"its kernel spans {spans[0]} x {spans[1]} positions, and the padded image has {height} x {width}",
@@ -394,8 +406,8 @@ def _set(field: str, option: str, value: object) -> str:
 
 
 def _pair(size: Any) -> tuple[int, int]:
-    values = (size,) if isinstance(size, int) else tuple(size)
-    return values[0], values[-1]
+    height, width = (size, size) if isinstance(size, int) else size
+    return height, width
 
 
 _CHECKS: tuple[tuple[tuple[type[nn.Module], ...], Callable[[Any, Tensor, str], UnfitLayer | None]], ...] = (

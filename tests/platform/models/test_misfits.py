@@ -22,11 +22,12 @@ def case(draw: random.Random) -> tuple[str, dict[str, Any], list[int]]:
         "stride": draw.randint(1, 3),
         "padding": draw.randint(0, 2),
     }
+    pool = {**window, "ceil_mode": draw.choice([True, False])}
     channels = draw.choice([shape[1], draw.randint(1, 6)])
     options: dict[str, dict[str, Any]] = {
         "adaptive_avg_pool2d": {"output_size": 1},
         "adaptive_max_pool2d": {"output_size": 2},
-        "avg_pool2d": window,
+        "avg_pool2d": pool,
         "batch_norm1d": {"num_features": channels},
         "batch_norm2d": {"num_features": channels},
         "conv2d": {"in_channels": channels, "out_channels": 2, **window, "dilation": draw.randint(1, 2)},
@@ -35,7 +36,7 @@ def case(draw: random.Random) -> tuple[str, dict[str, Any], list[int]]:
         "group_norm": {"num_groups": 1, "num_channels": channels},
         "layer_norm": {"normalized_shape": [draw.randint(1, 6), *shape[2:]]},
         "linear": {"in_features": draw.choice([shape[-1], draw.randint(1, 6)]), "out_features": 2},
-        "max_pool2d": {**window, "dilation": draw.randint(1, 2)},
+        "max_pool2d": {**pool, "dilation": draw.randint(1, 2)},
         "unflatten": {
             "dim": draw.randint(-4, 4),
             "unflattened_size": draw.choice([[1, shape[-1]], [shape[1], 1], [-1, 2], [2, 3]]),
