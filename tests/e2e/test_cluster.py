@@ -190,13 +190,18 @@ def test_the_map_shows_flows_and_utilization_and_zooms(page: Page, cluster: Clus
 
 def test_the_last_hour_of_machines_is_drawn_on_one_scale(page: Page, cluster: Cluster) -> None:
     machines = two_islands(cluster.store)
-    for machine, busy in zip(machines, (0.95, 0.2), strict=False):
-        use(cluster.server.utilization, cluster.store, machine, busy)
+
+    def report() -> None:
+        for machine, busy in zip(machines, (0.95, 0.2), strict=False):
+            use(cluster.server.utilization, cluster.store, machine, busy)
+
+    report()
     page.get_by_role("link", name="Utilization").click()
     charts = page.get_by_role("region", name="Utilization of the machines")
     expect(charts.get_by_role("listitem")).to_have_count(6)
     expect(charts.get_by_role("img", name=re.compile("^ash: 95% in use now, "))).to_be_visible()
     expect(charts).to_contain_text("Machines that reported nothing in the last minute: 4.")
+    report()  # figures of more than a minute ago do not count
     page.goto(f"{cluster.url}/?view=table&sort=use&desc=true")
     rows = page.get_by_role("table", name="Machines").get_by_role("row")
     expect(rows.nth(1)).to_contain_text("95%")
