@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -57,9 +58,12 @@ def traces(folder: Path) -> list[str]:
     return found
 
 
-def require_learned(result: Any) -> None:
+def require_learned(result: Any, said: str) -> None:
+    """Check the result of a demonstration, and the two stages with which it began; a busy machine may be lost later."""
     assert result["prediction_error"] > -1
-    assert len(result["plan"]["stages"]) == 2
+    (first, one), (second, other), *_ = re.findall(r"layers? (\d+)(?:-\d+)?  (machine-\d)", said)
+    assert first == "0" != second
+    assert one != other
     assert result["loss_last"] < result["loss_first"]
     assert (Path(result["artifact"]) / "config.json").exists()
 
@@ -79,7 +83,7 @@ def test_the_whole_path(temporary_folder: Path, tmp_path: Path, run_command: Any
         wait_for(is_standing, "the result", 600)
         assert "  export SHARE_COMPUTE_DATA_FOLDER=" in command.text()
         (result,) = command.json_lines()
-        require_learned(result)
+        require_learned(result, command.text())
         assert traces(temporary_folder)
         command.process.send_signal(signal.SIGINT)
         assert command.process.wait(150) == 0
@@ -99,7 +103,7 @@ def test_it_ends_by_itself(temporary_folder: Path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     (line,) = done.stdout.splitlines()
-    require_learned(json.loads(line))
+    require_learned(json.loads(line), done.stderr)
     assert not traces(temporary_folder)
 
 
