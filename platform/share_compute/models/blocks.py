@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from share_compute.errors import UserError
 from share_compute.models.batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d
 from share_compute.models.blueprint import TaskHead
-from share_compute.specification.layers import LayerSpec, PlacedLayer, expanded
+from share_compute.specification.layers import NEEDED_OPTIONS, LayerSpec, PlacedLayer, expanded
 
 MODULES: dict[str, Callable[..., nn.Module]] = {
     "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d,
@@ -234,6 +234,12 @@ def _built(placed: PlacedLayer, label: str) -> nn.Module:
     if spec.type in _BLOCKS:
         return _BLOCKS[spec.type](spec, field, label)
     kind = MODULES[spec.type]
+    needed = NEEDED_OPTIONS.get(spec.type, ())
+    if lacking := [name for name in needed if name not in spec.options]:
+        raise UserError(
+            f"layer {label} ({spec.type}) lacks {', '.join(lacking)} ({field})",
+            hint=f"give {field}.options: {', '.join(needed)}",
+        )
     for name, reason in _REFUSED.items():
         if spec.options.get(name, False) is not False:
             raise UserError(

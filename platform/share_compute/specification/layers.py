@@ -63,7 +63,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "unflatten": ("dim", "unflattened_size"),
 }  # fmt: skip
 """Arguments of each torch module, as far as a job file can give them; some are refused later, with the reason."""
-_NEEDED: Mapping[str, tuple[str, ...]] = {
+NEEDED_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "adaptive_avg_pool2d": ("output_size",),
     "adaptive_max_pool2d": ("output_size",),
     "avg_pool2d": ("kernel_size",),
@@ -129,11 +129,6 @@ class LayerSpec(SpecModel):
                 known_names = ", ".join(OPTIONS[self.type]) or "none"
                 guess = suggestion(name, OPTIONS[self.type]) or f"; its options: {known_names}"
                 raise ValueError(f"{self.type} has no option {name!r}{guess}")
-        lacking = [name for name in _NEEDED.get(self.type, ()) if name not in self.options]
-        if lacking:
-            raise ValueError(
-                f"{self.type} needs the options {', '.join(_NEEDED[self.type])}: {', '.join(lacking)} is missing"
-            )
         if is_block and not self.layers:
             raise ValueError(f"{self.type} needs layers, a list of at least one layer")
         if is_block and self.options:

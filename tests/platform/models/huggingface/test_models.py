@@ -235,7 +235,7 @@ def test_declared_layers_compose_and_train() -> None:
 
 
 def test_wrong_layer_options_name_the_layer() -> None:
-    with pytest.raises(UserError, match=r"layer 0 \(linear\)"):
+    with pytest.raises(UserError, match=r"layer 0 \(linear\) lacks out_features"):
         dissect(Blueprint(layers=(LayerSpec(type="linear", options={"in_features": 3}),)))
 
 
