@@ -407,6 +407,11 @@ def as_ours(failure: Exception) -> ShareComputeError:
     )
 
 
+def first_line(failure: BaseException) -> str:
+    """Return the first line of an exception's message, which torch and Ray may end with a stack; else its class."""
+    return next(iter(str(failure).splitlines()), "") or type(failure).__name__
+
+
 _MEMORY_TEXTS = (
     "DefaultCPUAllocator", "allocate memory", "bad_alloc", "cannot map zero-fill", "failed to map segment",
     "launch worker thread", "out of memory", "start new thread",
@@ -414,7 +419,7 @@ _MEMORY_TEXTS = (
 """Parts of messages of the system, C++, torch, pyarrow, Pillow and Python if main memory is lacking."""
 
 
-def is_out_of_memory(failure: BaseException | None) -> bool:
+def is_lack_of_memory(failure: BaseException | None) -> bool:
     """Return whether lack of main memory caused an error.
 
     Python, the system and libraries raise different errors. C code that ignores a failed allocation makes Python raise

@@ -19,7 +19,8 @@ from share_compute.errors import (
     ShareComputeError,
     Unavailable,
     UserError,
-    is_out_of_memory,
+    first_line,
+    is_lack_of_memory,
 )
 from share_compute.files.field_errors import Problems
 
@@ -93,7 +94,7 @@ def caused(failure: Exception, by: Exception) -> Exception:
     ],
 )
 def test_a_lack_of_memory_is_known_by_its_cause(failure: Exception, is_lack: bool) -> None:
-    assert is_out_of_memory(failure) is is_lack
+    assert is_lack_of_memory(failure) is is_lack
 
 
 def test_a_lack_of_memory_is_known_among_other_problems() -> None:
@@ -104,4 +105,9 @@ def test_a_lack_of_memory_is_known_among_other_problems() -> None:
         raise UserError("the file cannot be read") from MemoryError()
     with pytest.raises(UserError) as raised:
         problems.require_none()
-    assert is_out_of_memory(raised.value)
+    assert is_lack_of_memory(raised.value)
+
+
+def test_what_a_library_says_is_cut_to_its_first_line() -> None:
+    assert first_line(RuntimeError("wrong\nframe #0")) == "wrong"
+    assert first_line(RuntimeError()) == "RuntimeError"

@@ -652,9 +652,13 @@ def test_a_data_file_is_bounded(patient: Plane, tmp_path: Path, kind: str) -> No
         attack(patient, http, model, lambda: http.post("/api/v1/jobs", json=job), said)
 
 
+def check_of(file: Path) -> CheckInputs:
+    return CheckInputs(files=(file,), column="q", holds="text", taken=(), is_united=False)
+
+
 def texts(folder: Path) -> CheckInputs:
     shared_text(folder / "rows.parquet")
-    return CheckInputs(files=(folder / "rows.parquet",), column="q", holds="text", taken=(), is_united=False)
+    return check_of(folder / "rows.parquet")
 
 
 def table(folder: Path) -> CheckTables:
@@ -695,9 +699,7 @@ def test_a_file_that_declares_more_than_the_limit_is_named_and_takes_one_process
     tmp_path: Path,
 ) -> None:
     swollen(tmp_path / "rows.parquet")
-    question = CheckInputs(
-        files=(tmp_path / "rows.parquet",), column="q", holds="text", taken=(), is_united=False
-    )
+    question = check_of(tmp_path / "rows.parquet")
     honest = make_tokenizer(tmp_path / "honest")
     with closing(IsolatedProcesses(replace(PATIENT, processes=1))) as processes:
         processes.ask(Describe(folder=honest, version=1))

@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 
 from share_compute.device_kinds import KINDS, DeviceKind
-from share_compute.errors import ContributorLost, ShareComputeError
+from share_compute.errors import ContributorLost, ShareComputeError, first_line
 from share_compute.models.devices import OPERATIONS
 from share_compute_actors.machine.cores import restrict_thread, share_cores
 
@@ -68,10 +68,9 @@ def end_if_lost(kind: DeviceKind, end: Callable[[ShareComputeError], None], fail
     try:
         OPERATIONS[kind].check()
     except Exception:  # noqa: BLE001 - the device does not work, whatever the error
-        what = (str(torch_error) or type(torch_error).__name__).splitlines()[0]
         end(
             ContributorLost(
-                f"the {KINDS[kind].label} of this member stopped working: {what}",
+                f"the {KINDS[kind].label} of this member stopped working: {first_line(torch_error)}",
                 hint="no action needed: the work continues without this member, and a new process replaces it; if it"
                 " happens again, look for a token or label outside its table, and for errors of the device in the"
                 " machine's system log",

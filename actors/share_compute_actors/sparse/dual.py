@@ -13,7 +13,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from share_compute.errors import ContributorLost, VerificationFailed
+from share_compute.errors import ContributorLost, VerificationFailed, first_line
 from share_compute.sparse.blocks import Block, block_of, joined
 from share_compute.sparse.cocoa import DualProblem, DualWorker, Vector
 from share_compute.sparse.keys import Places
@@ -326,5 +326,5 @@ class DualRun:
 def lost(failure: RayError) -> ContributorLost:
     """Return the error for processes that were lost together."""
     return ContributorLost(
-        f"the job's processes were lost: {str(failure).splitlines()[0]}", hint="it is started again"
+        f"the job's processes were lost: {first_line(failure)}", hint="it is started again"
     )

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from share_compute.errors import ShareComputeError, Unavailable, is_out_of_memory
+from share_compute.errors import ShareComputeError, Unavailable, is_lack_of_memory
 from share_compute.files.strict import StrictModel
 from share_compute.planning.cost.timings import MachineTimings
 from share_compute.planning.plan import Plan
@@ -198,7 +198,7 @@ def main() -> None:
     except ShareComputeError as failure:
         _refuse(failure, answer)
     except (MemoryError, OSError, RuntimeError, ImportError, SystemError) as failure:
-        if not is_out_of_memory(failure):
+        if not is_lack_of_memory(failure):
             raise
         needed = (
             f"planning this takes more than the {bytes_text(memory_bytes)} of memory that the server gives it"

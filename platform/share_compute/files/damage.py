@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from share_compute.errors import UserError, is_out_of_memory
+from share_compute.errors import UserError, is_lack_of_memory
 
 _CELLS = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 _KNOWN = (
@@ -65,7 +65,7 @@ def unreadable(file: Path, failure: Exception, hint: str) -> UserError:
     """
     return UserError(
         f"data file {file} cannot be read as {file.suffix}: {damage_of(file, failure)}",
-        hint=_MEMORY_HINT if is_out_of_memory(failure) else hint,
+        hint=_MEMORY_HINT if is_lack_of_memory(failure) else hint,
     )
 
 
@@ -77,7 +77,7 @@ def damage_of(file: Path, failure: Exception) -> str:
         failure: the error of a library, or of the operating system.
     """
     match failure:
-        case _ if is_out_of_memory(failure):
+        case _ if is_lack_of_memory(failure):
             reason = "memory was lacking while it was read"
         case UnicodeEncodeError():  # JSON can encode half of a surrogate pair
             reason = "it is not UTF-8 text: it has half of a surrogate pair"

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from share_compute.errors import UserError, is_out_of_memory
+from share_compute.errors import UserError, is_lack_of_memory
 from share_compute.files.plain_yaml import json_words
 from share_compute.files.problem_words import problem_text
 
@@ -141,7 +141,7 @@ class Problems:
         fields = [one for failure in self._found for one in _fields_of(failure)]
         hints = dict.fromkeys(failure.hint for failure in self._found if failure.hint)
         left_out = sum(failure.details.get("more", 0) for failure in self._found)
-        cause = next(filter(is_out_of_memory, self._found), self._found[0])
+        cause = next(filter(is_lack_of_memory, self._found), self._found[0])
         raise _of_fields(fields, "; ".join(hints), left_out) from cause
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from share_compute.errors import UserError
+from share_compute.errors import UserError, first_line
 from share_compute.models.batch_norm import BatchNorm, BatchNorm1d, BatchNorm2d
 from share_compute.models.blueprint import TaskHead
-from share_compute.specification.layers import NEEDED_OPTIONS, LayerSpec, PlacedLayer, expanded
+from share_compute.quantities import clipped
+from share_compute.specification.layers import LayerSpec, PlacedLayer, expanded
 
 MODULES: dict[str, Callable[..., nn.Module]] = {
     "adaptive_avg_pool2d": nn.AdaptiveAvgPool2d,
@@ -66,6 +68,7 @@ _IMAGE_DIMENSIONS = 4
 torch takes an input of three dimensions for one image without a batch, so samples would be taken for channels.
 """
 _MOST_SHOWN = 200
+"""Most characters of what torch says that an error shows."""
 
 
 class Chain(nn.ModuleDict):
@@ -112,7 +115,7 @@ class Chain(nn.ModuleDict):
             except torch.OutOfMemoryError:  # a RuntimeError, too
                 raise
             except _MISFITS as failure:
-                wrong = misfit(layer, hidden, self._fields[index]) or UnfitLayer(first_line(failure), _FIT)
+                wrong = misfit(layer, hidden, self._fields[index]) or UnfitLayer(_said(failure), _FIT)
                 raise self._unfit(index, shape, wrong) from failure
             if 0 in hidden.shape[1:]:
                 raise UserError(
@@ -234,7 +237,10 @@ def _built(placed: PlacedLayer, label: str) -> nn.Module:
     if spec.type in _BLOCKS:
         return _BLOCKS[spec.type](spec, field, label)
     kind = MODULES[spec.type]
-    needed = NEEDED_OPTIONS.get(spec.type, ())
+    arguments = inspect.signature(kind).parameters.values()
+    needed = [
+        one.name for one in arguments if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+    ]
     if lacking := [name for name in needed if name not in spec.options]:
         raise UserError(
             f"layer {label} ({spec.type}) lacks {', '.join(lacking)} ({field})",
@@ -262,7 +268,7 @@ def _built(placed: PlacedLayer, label: str) -> nn.Module:
         return kind(**spec.options)
     except _WRONG_OPTIONS as failure:
         raise UserError(
-            f"layer {label} ({spec.type}) has wrong options: {first_line(failure)} ({field})",
+            f"layer {label} ({spec.type}) has wrong options: {_said(failure)} ({field})",
             hint=f"give the arguments of torch.nn.{getattr(kind, '__name__', spec.type)}",
         ) from failure
 
@@ -295,10 +301,8 @@ def misfit(layer: nn.Module, inputs: Tensor, field: str) -> UnfitLayer | None:
         return None
 
 
-def first_line(failure: Exception) -> str:
-    """Return the beginning of what torch says, which may be followed by its own stack, on one line."""
-    said = next(iter(str(failure).splitlines()), "") or type(failure).__name__
-    return said if len(said) <= _MOST_SHOWN else f"{said[:_MOST_SHOWN]}..."
+def _said(failure: Exception) -> str:
+    return clipped(first_line(failure), _MOST_SHOWN)
 
 
 def _of_ids(_layer: Any, inputs: Tensor, _field: str) -> UnfitLayer | None:

@@ -63,22 +63,6 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "unflatten": ("dim", "unflattened_size"),
 }  # fmt: skip
 """Arguments of each torch module, as far as a job file can give them; some are refused later, with the reason."""
-NEEDED_OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "adaptive_avg_pool2d": ("output_size",),
-    "adaptive_max_pool2d": ("output_size",),
-    "avg_pool2d": ("kernel_size",),
-    "batch_norm1d": ("num_features",),
-    "batch_norm2d": ("num_features",),
-    "conv2d": ("in_channels", "out_channels", "kernel_size"),
-    "embedding": ("num_embeddings", "embedding_dim"),
-    "embedding_bag": ("num_embeddings", "embedding_dim"),
-    "group_norm": ("num_groups", "num_channels"),
-    "layer_norm": ("normalized_shape",),
-    "linear": ("in_features", "out_features"),
-    "max_pool2d": ("kernel_size",),
-    "unflatten": ("dim", "unflattened_size"),
-}
-"""Options without a default."""
 EMBEDDINGS = ("embedding", "embedding_bag")
 """Layers that take token ids."""
 BATCH_NORMS = ("batch_norm1d", "batch_norm2d")

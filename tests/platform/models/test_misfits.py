@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 from collections import Counter
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 
-from share_compute.models.blocks import MODULES, first_line, misfit
+from share_compute.errors import UserError
+from share_compute.models.blocks import MODULES, Chain, misfit
+from share_compute.specification.layers import LayerSpec, PlacedLayer
 
 BATCH, CASES = 3, 3_000
 
@@ -98,6 +102,12 @@ def test_hints_name_the_option(kind: str, options: dict[str, Any], shape: list[i
 
 
 def test_what_torch_says_is_one_short_line() -> None:
-    assert first_line(RuntimeError("wrong\nframe #0")) == "wrong"
-    assert first_line(RuntimeError()) == "RuntimeError"
-    assert len(first_line(RuntimeError("x" * 9_999))) < 300
+    module = nn.Linear(2, 2)
+    for said, shown in (("wrong\nframe #0", "wrong ("), ("", "RuntimeError ("), ("x" * 9_999, "xxx... (")):
+        chain = Chain({0: PlacedLayer("model.layers.0", LayerSpec(type="relu"))})
+        chain["0"] = module
+        module.forward = Mock(side_effect=RuntimeError(said))  # type: ignore[method-assign]
+        with pytest.raises(UserError) as refused:
+            chain(torch.rand(1, 2))
+        assert f"{shown}model.layers.0)" in refused.value.message
+        assert len(refused.value.message) < 300

@@ -28,7 +28,7 @@ from ray.util.collective.types import ReduceOp as RayReduceOp
 from torch import Tensor
 
 from share_compute.compression.sums import BucketCodec
-from share_compute.errors import ContributorLost, ShareComputeError
+from share_compute.errors import ContributorLost, ShareComputeError, first_line
 from share_compute.models.devices import operations
 from share_compute.protocol.collectives import (
     Algorithm,
@@ -373,7 +373,7 @@ class EpochGroup(BaseGroup):  # type: ignore[misc]
         try:
             return operation()
         except (RuntimeError, dist.DistError, CancelledError) as failure:
-            what = "was ended" if self._sockets.is_shut else f"failed: {str(failure).splitlines()[0]}"
+            what = "was ended" if self._sockets.is_shut else f"failed: {first_line(failure)}"
             self.abort()  # otherwise other members could wait for this member until the deadline
             self._sockets.until_closed()
             raise ContributorLost(
@@ -552,7 +552,7 @@ def join_group(
         if isinstance(failure, ShareComputeError):
             raise
         raise ContributorLost(
-            f"group {meeting.group} could not form: {str(failure).splitlines()[0]}",
+            f"group {meeting.group} could not form: {first_line(failure)}",
             hint="check that these machines reach each other, then resume the job",
         ) from failure
     group: EpochGroup = collective.get_group_handle(meeting.group)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from pydantic import BaseModel
 
-from share_compute.errors import ShareComputeError, UserError, is_out_of_memory
+from share_compute.errors import ShareComputeError, UserError, is_lack_of_memory
 from share_compute_api.workers.isolated import messages
 from share_compute_api.workers.isolated.kept import Kept
 from share_compute_api.workers.isolated.weight_index import weight_files
@@ -265,11 +265,11 @@ def _reply(work: QuestionAnswerer, question: messages.AnyQuestion) -> BaseModel:
     try:
         return messages.Reply[Any](result=work.answer(question))
     except ShareComputeError as failure:
-        return _problem(_within_limit(failure, question) if is_out_of_memory(failure) else failure)
+        return _problem(_within_limit(failure, question) if is_lack_of_memory(failure) else failure)
     except MemoryError:
         raise
     except BaseException as failure:
-        if is_out_of_memory(failure):
+        if is_lack_of_memory(failure):
             raise MemoryError from failure
         # A panic of a Rust library is not an Exception.
         from share_compute_api.workers.isolated.tokenizer import shortened
